@@ -1,0 +1,150 @@
+"""Settings of one engine, resolved once and then frozen. Field names are vLLM's.
+
+Owns: what an engine can be told and the checks that need nothing but the settings. The layout
+(`parallel_config.prefill_context_parallel_size` and so on) is the one that vLLM code reads, so that
+an `EngineConfig` can stand where upstream code expects its own configuration. Knows no device.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from pcpbench.errors import UsageError
+from pcpbench.modes import CUDAGraphMode
+from pcpbench.world import World
+
+DTYPES = ("float32", "bfloat16", "float16")
+PRESETS = ("tiny", "small", "v2-lite-layer")
+DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+
+
+class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Sizes of the parallel dimensions (SPEC 2) and how KV positions are dealt out (SPEC 7)."""
+
+    prefill_context_parallel_size: int = 1
+    decode_context_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    cp_kv_cache_interleave_size: int = 1
+    dcp_comm_backend: str = "ag_rs"
+    enable_expert_parallel: bool = False
+
+    @property
+    def world(self) -> World:
+        """The ranks; raises UsageError for sizes that cannot form groups."""
+        return World(
+            pcp_size=self.prefill_context_parallel_size,
+            tp_size=self.tensor_parallel_size,
+            dcp_size=self.decode_context_parallel_size,
+        )
+
+    @property
+    def pcp_shard_decode_requests(self) -> bool:
+        """Whether each decode request has one owner rank a step (PCP without DCP)."""
+        return self.world.shard_decode_requests
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which decoder to build and how."""
+
+    preset: str = "tiny"
+    dtype: str = "float32"
+    seed: int = 0
+    max_model_len: int = 256
+    use_mla: bool = True
+    is_sparse: bool = False
+    is_encoder_decoder: bool = False
+    model_type: str = "deepseek_v2"
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The paged KV cache. One block of a DCP group stands for block_size x dcp positions."""
+
+    block_size: int = 16
+    num_gpu_blocks: int = 256
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of one step."""
+
+    max_num_seqs: int = 16
+    max_num_batched_tokens: int = 64
+
+
+class CompilationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which graphs to capture."""
+
+    cudagraph_mode: CUDAGraphMode = CUDAGraphMode.NONE
+    cudagraph_capture_sizes: tuple[int, ...] = DEFAULT_CAPTURE_SIZES
+
+    @property
+    def max_cudagraph_capture_size(self) -> int:
+        """The largest capture size; 0 when nothing is captured."""
+        return max(self.cudagraph_capture_sizes, default=0)
+
+
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Speculative decoding as far as a start-up check needs to know it."""
+
+    method: str = "mtp"
+    num_speculative_tokens: int = 1
+    use_multi_module_mtp: bool = False
+    draft_uses_mla: bool = True
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All settings of one engine (one arm of a comparison)."""
+
+    parallel_config: ParallelConfig = ParallelConfig()
+    model_config: ModelConfig = ModelConfig()
+    cache_config: CacheConfig = CacheConfig()
+    scheduler_config: SchedulerConfig = SchedulerConfig()
+    compilation_config: CompilationConfig = CompilationConfig()
+    speculative_config: SpeculativeConfig | None = None
+    lora_config: str | None = None
+    device: str = "cpu"
+
+    @property
+    def num_speculative_tokens(self) -> int:
+        """Draft tokens a decode step verifies; 0 without speculative decoding."""
+        spec = self.speculative_config
+        return 0 if spec is None else spec.num_speculative_tokens
+
+    @property
+    def decode_query_len(self) -> int:
+        """Query tokens of one decode request: the sampled token and the drafts."""
+        return 1 + self.num_speculative_tokens
+
+    def check(self) -> None:
+        """Raise UsageError for settings that no engine could run, whatever its graph mode."""
+        parallel, cache = self.parallel_config, self.cache_config
+        world = parallel.world
+        interleave = parallel.cp_kv_cache_interleave_size
+        if interleave < 1:
+            raise UsageError(f"--interleave is {interleave}: it must be a whole number from 1 up.")
+        if cache.block_size % interleave:
+            raise UsageError(
+                f"--interleave is {interleave}, which does not divide the block size "
+                f"{cache.block_size}: use one of {_divisors(cache.block_size)}."
+            )
+        if interleave > 1 and world.dcp_size == 1 and world.pcp_size == 1:
+            raise UsageError(
+                f"--interleave is {interleave}, but nothing is interleaved without context "
+                "parallelism: set --dcp above 1, or leave --interleave at 1."
+            )
+        if self.model_config.dtype not in DTYPES:
+            raise UsageError(
+                f"--dtype is {self.model_config.dtype!r}: use one of {', '.join(DTYPES)}."
+            )
+        if self.model_config.preset not in PRESETS:
+            raise UsageError(
+                f"--model is {self.model_config.preset!r}: use one of {', '.join(PRESETS)}."
+            )
+        for size in self.compilation_config.cudagraph_capture_sizes:
+            if size < 1:
+                raise UsageError(
+                    f"--capture-sizes holds {size}: each size must be a whole number from 1 up."
+                )
+
+
+def _divisors(number: int) -> str:
+    return ", ".join(str(size) for size in range(1, number + 1) if number % size == 0)

@@ -1,0 +1,175 @@
+"""What a step left behind, as host copies: the judge's only food, and what the reports show.
+
+Owns frozen records; knows neither the engine that made them nor the checks that read them. Times are
+seconds; only reports choose units. Arrays are numpy copies that nothing writes to afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcpbench.modes import BatchExecutionDescriptor
+
+IntArray = NDArray[np.integer[Any]]
+BoolArray = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankRecord:
+    """Rank-local metadata of one step after partition and padding (R rows, T tokens after padding).
+
+    input_ids [T], positions [T], is_padding [T], query_start_loc [R+1], seq_lens [R];
+    dcp_local_seq_lens [R] or None without DCP; block_tables: one [R, max_blocks] a KV group;
+    slot_mappings [num_groups, T * pcp]: the gathered mapping, rank after rank of the PCP group.
+    row_req_index [num_reqs]: each real row's request, as an index into the plan's `scheduled`;
+    row_start [num_reqs]: the row's first token within that request's scheduled tokens (-1 and an
+    empty query for the row of a rank with nothing to do).
+    hidden_restore_idx [global tokens], gathered_kv_write_mask [T * pcp]: None without PCP.
+    local_num_tokens: real tokens. dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to
+    the dispatcher. collectives: (kind, group, shape, dtype) in order of issue.
+    """
+
+    rank: int
+    num_reqs: int
+    num_reqs_after_padding: int
+    num_tokens: int
+    num_tokens_after_padding: int
+    input_ids: IntArray
+    positions: IntArray
+    is_padding: BoolArray
+    query_start_loc: IntArray
+    seq_lens: IntArray
+    dcp_local_seq_lens: IntArray | None
+    block_tables: tuple[IntArray, ...]
+    slot_mappings: IntArray
+    row_req_index: IntArray
+    row_start: IntArray
+    hidden_restore_idx: IntArray | None
+    gathered_kv_write_mask: BoolArray | None
+    descriptor: BatchExecutionDescriptor
+    dispatch_num_reqs: int
+    dispatch_num_tokens: int
+    collectives: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressChange:
+    """A buffer that a captured graph reads or writes and that is no longer where it was."""
+
+    graph: str
+    name: str
+    captured_address: int
+    current_address: int | None
+    op: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRecord:
+    """One step of one arm.
+
+    descriptor: what the step ran as. miss_reason: why no FULL graph served it ("" when one did or
+    none was asked for). logits [num_sampled, vocab] float64-safe copy in the model's dtype widened to
+    float32; sampled [num_sampled] tokens; sampled_req_ids: whose they are. hidden: the restored
+    hidden states [global tokens, hidden] widened to float32. Ranks in rank order.
+    """
+
+    arm: str
+    scenario: str
+    step: int
+    descriptor: BatchExecutionDescriptor
+    miss_reason: str
+    ranks: tuple[RankRecord, ...]
+    sampled_req_ids: tuple[str, ...]
+    sampled: IntArray
+    logits: NDArray[np.float32]
+    hidden: NDArray[np.float32]
+    address_changes: tuple[AddressChange, ...] = ()
+    idle: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepTiming:
+    """Host times of one step of one arm in one repetition, in seconds.
+
+    wall_s: preparation, forward pass and sampling of all ranks that this process runs.
+    submit_s: the part until the last launch call returned (equals wall_s on a CPU).
+    kernel_s: kernel floor of the step; None in a repetition that did not measure it.
+    """
+
+    arm: str
+    scenario: str
+    step: int
+    repetition: int
+    wall_s: float
+    submit_s: float
+    kernel_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Violation:
+    """A contract that did not hold (SPEC 12); `contract` is its id, such as C1."""
+
+    contract: str
+    arm: str
+    scenario: str
+    step: int
+    rank: int | None
+    tensor: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drift:
+    """How far one tensor of one arm is from its twin.
+
+    outcome: `bitwise`, `within_budget`, `exceeds_budget`, `non_finite` or `shape_mismatch`.
+    max_abs, max_rel, max_ulp, cosine: None where they cannot be formed.
+    """
+
+    kind: str
+    tensor: str
+    outcome: str
+    num_elements: int
+    num_mismatched: int
+    max_abs: float | None
+    max_rel: float | None
+    max_ulp: float | None
+    cosine: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first place where an arm left its twin."""
+
+    kind: str
+    arm: str
+    twin: str
+    scenario: str
+    step: int
+    rank: int | None
+    layer: int | None
+    tensor: str
+    drift: Drift
+
+
+@dataclass(frozen=True, kw_only=True)
+class Notice:
+    """Something that was left out or changed, told instead of done in silence."""
+
+    setting: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """Where a run was made."""
+
+    versions: dict[str, str] = field(default_factory=dict)
+    device: str = "cpu"
+    device_name: str = ""
+    num_threads: int = 1
+    platform: str = ""
