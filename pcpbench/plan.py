@@ -13,10 +13,11 @@ import msgspec
 class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request's share of one step.
 
-    req_id: its name. num_scheduled_tokens: tokens this step (0 never occurs). num_computed_tokens:
-    tokens whose KV is in the cache before the step. prefill_len: tokens known when the request was
-    (re)admitted: the prompt, plus what had been generated before a preemption. prompt_len: tokens of
-    the prompt. num_draft_tokens: draft tokens among the scheduled ones (speculative decoding).
+    req_id: its name. num_scheduled_tokens: tokens this step (0 never occurs).
+    num_computed_tokens: tokens whose KV is in the cache before the step.
+    prefill_len: tokens known when the request was (re)admitted: the prompt, plus what had been
+    generated before a preemption. prompt_len: tokens of the prompt.
+    num_draft_tokens: draft tokens among the scheduled ones (speculative decoding).
     """
 
     req_id: str
@@ -53,12 +54,15 @@ class NewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 class StepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One step.
 
-    index: position in the scenario, from 0. scheduled: requests with tokens in this step, decodes
-    first, then prefills, each in order of admission. new_requests: entered with this step.
+    index: position in the scenario, from 0.
+    scheduled: requests with tokens in this step, decodes first, then prefills, each in order of
+    admission. new_requests: entered with this step.
     new_block_ids: req_id -> one tuple of new block ids for each KV group, in the order they extend
-    the request's table. finished_req_ids, preempted_req_ids: left the worker before this step; their
-    blocks may be handed out again in the same step. idle: nothing is scheduled and the ranks run a
-    dummy step. time_s: the scenario's clock when the step starts.
+    the request's table.
+    finished_req_ids, preempted_req_ids: left the worker before this step; their blocks may be
+    handed out again in the same step.
+    idle: nothing is scheduled and the ranks run a dummy step.
+    time_s: the scenario's clock when the step starts.
     """
 
     index: int
@@ -84,8 +88,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """All steps of one scenario with the limits they were made under.
 
-    num_blocks includes the null block 0, which is never handed out. block_sizes: token positions
-    that one block id stands for, one entry a KV group (block_size x dcp where the group is sharded).
+    num_blocks includes the null block 0, which is never handed out.
+    block_sizes: token positions that one block id stands for, one entry a KV group
+    (block_size x dcp where the group is sharded).
     arrivals_s: req_id -> arrival on the scenario's clock.
     """
 

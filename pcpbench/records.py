@@ -1,7 +1,7 @@
 """What a step left behind, as host copies: the judge's only food, and what the reports show.
 
-Owns frozen records; knows neither the engine that made them nor the checks that read them. Times are
-seconds; only reports choose units. Arrays are numpy copies that nothing writes to afterwards.
+Owns frozen records; knows neither the engine that made them nor the checks that read them. Times
+are seconds; only reports choose units. Arrays are numpy copies that nothing writes to afterwards.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class RankRecord:
     row_start [num_reqs]: the row's first token within that request's scheduled tokens (-1 and an
     empty query for the row of a rank with nothing to do).
     hidden_restore_idx [global tokens], gathered_kv_write_mask [T * pcp]: None without PCP.
-    local_num_tokens: real tokens. dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to
-    the dispatcher. collectives: (kind, group, shape, dtype) in order of issue.
+    dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to the dispatcher.
+    collectives: (kind, group, shape, dtype) in order of issue.
     """
 
     rank: int
@@ -72,9 +72,9 @@ class StepRecord:
     """One step of one arm.
 
     descriptor: what the step ran as. miss_reason: why no FULL graph served it ("" when one did or
-    none was asked for). logits [num_sampled, vocab] float64-safe copy in the model's dtype widened to
-    float32; sampled [num_sampled] tokens; sampled_req_ids: whose they are. hidden: the restored
-    hidden states [global tokens, hidden] widened to float32. Ranks in rank order.
+    none was asked for). logits [num_sampled, vocab], widened to float32; sampled [num_sampled]
+    tokens; sampled_req_ids: whose they are. hidden: the restored hidden states [global tokens,
+    hidden], widened to float32. Ranks in rank order.
     """
 
     arm: str

@@ -1,0 +1,1 @@
+"""The judge: reads records and plans, never the engine."""

@@ -1,0 +1,1 @@
+"""The one package that knows the device: graph backends, clocks, collectives."""

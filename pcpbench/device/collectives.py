@@ -1,0 +1,206 @@
+"""Ranks that meet: the Group protocol, the lockstep driver and groups of ranks in one process.
+
+Owns how ranks of one process wait for each other and how data moves between them. A rank's forward
+pass is a coroutine; `await group.all_gather(x)` is the only place where it can be suspended. The
+driver runs every local rank until it waits, moves the data of each complete group with ordinary
+torch ops on the device (so a graph under capture records them), and resumes the ranks.
+
+A rank that is a process of its own has groups whose methods call torch.distributed and never
+suspend; the engine cannot tell the difference. Knows no model and no batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from pcpbench.errors import CollectiveMismatch
+
+T = TypeVar("T")
+CollectiveLog = list[tuple[str, tuple[int, ...], tuple[int, ...], str]]
+
+
+class Group(Protocol):
+    """The collectives of one rank over one group of ranks.
+
+    size: ranks in the group. rank: this rank's position in it. Every rank of a group must issue
+    the same calls with the same shapes in the same order (contract C11).
+    """
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+
+    @property
+    def rank(self) -> int:
+        """Position of this rank in the group."""
+
+    async def all_gather(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Concatenate the ranks' tensors along `dim`, in group order."""
+
+    async def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks, added in group order."""
+
+    async def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Sum over the ranks, of which this rank keeps its even share along `dim`."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One rank waiting in one collective (or, with kind `break`, at a graph break)."""
+
+    kind: str
+    ranks: tuple[int, ...]
+    rank: int
+    tensor: Tensor | None = None
+    dim: int = 0
+    work: Callable[[], Coroutine[Meeting, Any, None]] | None = None
+
+    def __await__(self) -> Generator[Meeting, Any, Any]:
+        return (yield self)
+
+
+@dataclass
+class InProcessGroup:
+    """A group whose ranks all live in this process.
+
+    ranks: global ranks in group order. global_rank: the owner of this handle. log: every call is
+    appended as (kind, ranks, shape, dtype) when a list is set; None costs nothing.
+    """
+
+    ranks: tuple[int, ...]
+    global_rank: int
+    log: CollectiveLog | None = field(default=None, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def rank(self) -> int:
+        """Position of this rank in the group."""
+        return self.ranks.index(self.global_rank)
+
+    async def all_gather(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Concatenate the ranks' tensors along `dim`, in group order."""
+        return await self._meet("all_gather", tensor, dim)
+
+    async def all_reduce(self, tensor: Tensor) -> Tensor:
+        """Sum over the ranks, added in group order."""
+        return await self._meet("all_reduce", tensor, 0)
+
+    async def reduce_scatter(self, tensor: Tensor, dim: int = 0) -> Tensor:
+        """Sum over the ranks, of which this rank keeps its even share along `dim`."""
+        return await self._meet("reduce_scatter", tensor, dim)
+
+    async def _meet(self, kind: str, tensor: Tensor, dim: int) -> Tensor:
+        if self.log is not None:
+            self.log.append((kind, self.ranks, tuple(tensor.shape), str(tensor.dtype)))
+        if self.size == 1:
+            return tensor
+        result: Tensor = await Meeting(kind, self.ranks, self.global_rank, tensor, dim)
+        return result
+
+
+async def graph_break(rank: int, work: Callable[[], Coroutine[Meeting, Any, None]]) -> None:
+    """Leave the captured segment, run `work` outside it, and start the next segment.
+
+    Only sensible under a driver with an `on_break`; all local ranks must break together.
+    """
+    await Meeting("break", (), rank, work=work)
+
+
+OnBreak = Callable[[list[Callable[[], Coroutine[Meeting, Any, None]]]], None]
+
+
+def run_lockstep(
+    routines: Sequence[Coroutine[Meeting, Any, T]], on_break: OnBreak | None = None
+) -> list[T]:
+    """Run one coroutine a local rank to its end, and return their results in order.
+
+    on_break is called with every rank's work when all ranks wait at a graph break. Raises
+    CollectiveMismatch when ranks wait for each other in calls that do not match.
+    """
+    results: dict[int, T] = {}
+    answers: list[Any] = [None] * len(routines)
+    waiting: dict[int, Meeting] = {}
+    try:
+        while len(results) < len(routines):
+            for index, routine in enumerate(routines):
+                if index in results or index in waiting:
+                    continue
+                try:
+                    waiting[index] = routine.send(answers[index])
+                except StopIteration as stop:
+                    results[index] = stop.value
+            _serve(waiting, answers, len(results), on_break)
+    finally:
+        for routine in routines:
+            routine.close()
+    return [results[index] for index in range(len(routines))]
+
+
+def _serve(
+    waiting: dict[int, Meeting], answers: list[Any], num_done: int, on_break: OnBreak | None
+) -> None:
+    """Complete every group whose members all wait, and free them to run on."""
+    if not waiting:
+        return
+    if all(meeting.kind == "break" for meeting in waiting.values()) and not num_done:
+        if on_break is None:
+            raise RuntimeError("a rank broke out of a graph although nothing is being captured")
+        on_break([meeting.work for meeting in waiting.values() if meeting.work is not None])
+        waiting.clear()
+        return
+    by_rank = {meeting.rank: index for index, meeting in waiting.items()}
+    served = False
+    for index in list(waiting):
+        meeting = waiting.get(index)
+        if meeting is None or not all(rank in by_rank for rank in meeting.ranks):
+            continue
+        members = [by_rank[rank] for rank in meeting.ranks]
+        if not members or any(waiting[member].ranks != meeting.ranks for member in members):
+            continue
+        for member, answer in zip(members, _move([waiting[m] for m in members]), strict=True):
+            answers[member] = answer
+        for member in members:
+            del by_rank[waiting.pop(member).rank]
+        served = True
+    if not served:
+        raise CollectiveMismatch("ranks wait for each other: " + _describe(waiting.values()))
+
+
+def _move(meetings: list[Meeting]) -> list[Tensor]:
+    """The data movement of one collective; each rank gets memory of its own."""
+    kind, dim = meetings[0].kind, meetings[0].dim
+    tensors = [meeting.tensor for meeting in meetings if meeting.tensor is not None]
+    shapes = {tuple(tensor.shape) for tensor in tensors}
+    if len({(m.kind, m.dim) for m in meetings}) > 1 or len(shapes) > 1:
+        raise CollectiveMismatch("ranks of one group disagree: " + _describe(meetings))
+    size = len(tensors)
+    if kind == "all_gather":
+        return [torch.cat(tensors, dim) for _ in range(size)]
+    if kind == "all_reduce":
+        return [_sum(tensors) for _ in range(size)]
+    shares = [tensor.chunk(size, dim) for tensor in tensors]
+    return [_sum([share[position] for share in shares]) for position in range(size)]
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    total = tensors[0] + tensors[1]
+    for tensor in tensors[2:]:
+        total = total + tensor
+    return total
+
+
+def _describe(meetings: Any) -> str:
+    return "; ".join(
+        f"rank {m.rank} in {m.kind} over {list(m.ranks)}"
+        + (f" with shape {tuple(m.tensor.shape)}" if m.tensor is not None else "")
+        for m in meetings
+    )

@@ -1,0 +1,1 @@
+"""The worker: scheduler, batches, block tables, KV cache, dispatch and the step itself."""

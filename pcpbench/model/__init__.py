@@ -1,0 +1,1 @@
+"""The seeded decoder with multi-head latent attention, and its kernels."""

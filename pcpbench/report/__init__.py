@@ -1,0 +1,1 @@
+"""Turns results into console text, CSV, JSON and manifests."""

@@ -1,0 +1,1 @@
+"""Scenario files: schema, loader and the shipped ones."""

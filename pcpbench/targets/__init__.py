@@ -1,0 +1,1 @@
+"""What can be put on the stand, behind one protocol."""
