@@ -58,7 +58,7 @@ class Meeting:
     rank: int
     tensor: Tensor | None = None
     dim: int = 0
-    work: Callable[[], Coroutine[Meeting, Any, None]] | None = None
+    work: Work | None = None
 
     def __await__(self) -> Generator[Meeting, Any, Any]:
         return (yield self)
@@ -107,24 +107,24 @@ class InProcessGroup:
         return result
 
 
-async def graph_break(rank: int, work: Callable[[], Coroutine[Meeting, Any, None]]) -> None:
-    """Leave the captured segment, run `work` outside it, and start the next segment.
+async def graph_break(rank: int, work: Work) -> None:
+    """Leave the captured segment, hand `work` to the driver, and start the next segment.
 
-    Only sensible under a driver with an `on_break`; all local ranks must break together.
+    Only sensible under a driver that captures in segments; all local ranks must break together.
     """
     await Meeting("break", (), rank, work=work)
 
 
-OnBreak = Callable[[list[Callable[[], Coroutine[Meeting, Any, None]]]], None]
+Work = Callable[[], Coroutine[Meeting, Any, None]]
 
 
-def run_lockstep(
-    routines: Sequence[Coroutine[Meeting, Any, T]], on_break: OnBreak | None = None
-) -> list[T]:
-    """Run one coroutine a local rank to its end, and return their results in order.
+def lockstep(
+    routines: Sequence[Coroutine[Meeting, Any, T]],
+) -> Generator[list[Work], None, list[T]]:
+    """Run one coroutine a local rank; yield every rank's work whenever all wait at a graph break.
 
-    on_break is called with every rank's work when all ranks wait at a graph break. Raises
-    CollectiveMismatch when ranks wait for each other in calls that do not match.
+    The generator returns the results in order. Raises CollectiveMismatch when ranks wait for each
+    other in calls that do not match.
     """
     results: dict[int, T] = {}
     answers: list[Any] = [None] * len(routines)
@@ -134,40 +134,50 @@ def run_lockstep(
             for index, routine in enumerate(routines):
                 if index in results or index in waiting:
                     continue
+                # Let go of the answer: a tensor kept here would pin its block of a graph pool.
+                answer, answers[index] = answers[index], None
                 try:
-                    waiting[index] = routine.send(answers[index])
+                    waiting[index] = routine.send(answer)
                 except StopIteration as stop:
                     results[index] = stop.value
-            _serve(waiting, answers, len(results), on_break)
+            if len(waiting) == len(routines) and all(m.kind == "break" for m in waiting.values()):
+                works = [meeting.work for meeting in waiting.values() if meeting.work is not None]
+                waiting.clear()
+                yield works
+            elif waiting:
+                _serve(waiting, answers)
     finally:
         for routine in routines:
             routine.close()
     return [results[index] for index in range(len(routines))]
 
 
-def _serve(
-    waiting: dict[int, Meeting], answers: list[Any], num_done: int, on_break: OnBreak | None
-) -> None:
+def run_lockstep(routines: Sequence[Coroutine[Meeting, Any, T]]) -> list[T]:
+    """Run one coroutine a local rank to its end, without graph breaks; results in order."""
+    steps = lockstep(routines)
+    try:
+        next(steps)
+    except StopIteration as stop:
+        results: list[T] = stop.value
+        return results
+    raise RuntimeError("a rank broke out of a graph although nothing is captured in segments")
+
+
+def _serve(waiting: dict[int, Meeting], answers: list[Any]) -> None:
     """Complete every group whose members all wait, and free them to run on."""
-    if not waiting:
-        return
-    if all(meeting.kind == "break" for meeting in waiting.values()) and not num_done:
-        if on_break is None:
-            raise RuntimeError("a rank broke out of a graph although nothing is being captured")
-        on_break([meeting.work for meeting in waiting.values() if meeting.work is not None])
-        waiting.clear()
-        return
     by_rank = {meeting.rank: index for index, meeting in waiting.items()}
     served = False
     for index in list(waiting):
         meeting = waiting.get(index)
-        if meeting is None or not all(rank in by_rank for rank in meeting.ranks):
+        if meeting is None or not meeting.ranks:
+            continue
+        if any(rank not in by_rank for rank in meeting.ranks):
             continue
         members = [by_rank[rank] for rank in meeting.ranks]
-        if not members or any(waiting[member].ranks != meeting.ranks for member in members):
+        if any(waiting[member].ranks != meeting.ranks for member in members):
             continue
-        for member, answer in zip(members, _move([waiting[m] for m in members]), strict=True):
-            answers[member] = answer
+        for member, moved in zip(members, _move([waiting[m] for m in members]), strict=True):
+            answers[member] = moved
         for member in members:
             del by_rank[waiting.pop(member).rank]
         served = True

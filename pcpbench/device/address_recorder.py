@@ -1,0 +1,95 @@
+"""Sees every tensor that reaches the dispatcher and notes those it did not see being made.
+
+Owns a dispatch mode for backends that cannot look inside their own graphs. Triton kernels are seen
+because pcpbench launches them inside custom ops with declared mutations. Knows no graph.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from pcpbench.device.graph import ExternalUse
+
+
+class AddressRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the storages that a stretch of code uses but did not allocate.
+
+    externals: one entry a storage, in order of first use. num_ops: dispatched ops that were not
+    mere views. Storages from outside are held while recording, those made inside are not: a graph
+    pool must see them die to use their memory again, and never hands it to anyone outside.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.num_ops = 0
+        self._made: set[int] = set()
+        self._external: dict[int, ExternalUse] = {}
+        self._held: list[torch.UntypedStorage] = []
+
+    @property
+    def externals(self) -> tuple[ExternalUse, ...]:
+        """Storages not made inside, in order of first use."""
+        return tuple(self._external.values())
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        seen: set[int] = set()
+        for position, argument in enumerate(func._schema.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            writes = argument.alias_info is not None and argument.alias_info.is_write
+            for tensor in tree_leaves(value):
+                if isinstance(tensor, Tensor):
+                    seen.add(tensor.untyped_storage().data_ptr())
+                    self._note(tensor, writes, str(func))
+        result = func(*args, **kwargs)
+        fresh = False
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in seen:
+                storage = tensor.untyped_storage()
+                self._made.add(storage.data_ptr())
+                fresh = True
+        if fresh or func._schema.is_mutable:
+            self.num_ops += 1
+        return result
+
+    def _note(self, tensor: Tensor, writes: bool, op: str) -> None:
+        storage = tensor.untyped_storage()
+        address = storage.data_ptr()
+        if address == 0 or address in self._made:
+            return
+        known = self._external.get(address)
+        if known is None:
+            self._held.append(storage)
+        self._external[address] = ExternalUse(
+            address=address,
+            num_bytes=storage.nbytes(),
+            shape=tuple(tensor.shape) if known is None else known.shape,
+            dtype=str(tensor.dtype) if known is None else known.dtype,
+            reads=not writes if known is None else known.reads or not writes,
+            writes=writes if known is None else known.writes or writes,
+            op=op if known is None else known.op,
+            source=source_line() if known is None else known.source,
+        )
+
+
+def source_line(skip: Callable[[str], bool] | None = None) -> str:
+    """`file.py:line` of the nearest caller outside torch and outside this package's recorders."""
+    for frame in reversed(traceback.extract_stack()):
+        name = frame.filename.replace("\\", "/")
+        inside = "/torch/" in name or "/pcpbench/device/" in name
+        if not inside and not (skip is not None and skip(name)):
+            return f"{name.rsplit('/', 1)[-1]}:{frame.lineno}"
+    return "unknown"
