@@ -1,0 +1,250 @@
+"""The command line: parse -> one frozen request -> one call -> render -> exit code. No logic.
+
+Imports neither torch nor numpy nor pandas at the top, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pcpbench.errors import PcpbenchError
+
+app = typer.Typer(
+    name="pcpbench",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+    help="Do captured graphs under context parallelism still compute what eager computes? "
+    "And what do they save?",
+)
+scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check scenario files.")
+app.add_typer(scenarios_app, name="scenarios")
+
+Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
+Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
+Interleave = Annotated[
+    int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")
+]
+Model = Annotated[str, typer.Option("--model", help="Preset: tiny, small or v2-lite-layer.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+CaptureSizes = Annotated[
+    str | None,
+    typer.Option("--capture-sizes", help="Token counts to capture, such as 1,2,4,8."),
+]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option("--max-num-seqs", help="Most requests in one step.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
+Launcher = Annotated[str, typer.Option("--launcher", help="inproc: all ranks run in this process.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
+]
+
+
+@app.command(epilog="Example: `pcpbench capture --mode full_decode_only --pcp 2`")
+def capture(
+    mode: Annotated[
+        str,
+        typer.Option(
+            "--mode", help="full_decode_only, full_and_piecewise, piecewise or full (without PCP)."
+        ),
+    ] = "full_decode_only",
+    pcp: Pcp = 2,
+    dcp: Dcp = 1,
+    tp: Tp = 1,
+    interleave: Interleave = 1,
+    model: Model = "tiny",
+    dtype: Dtype = "float32",
+    capture_sizes: CaptureSizes = None,
+    max_num_seqs: MaxNumSeqs = None,
+    device: Device = "auto",
+    backend: Backend = "auto",
+    launcher: Launcher = "inproc",
+    seed: Seed = 0,
+    out: Out = None,
+) -> None:
+    """Capture every graph of a configuration and show what each one reads and writes."""
+    from pcpbench.request import CaptureRequest, EngineOptions
+
+    request = CaptureRequest(
+        mode=mode,
+        options=EngineOptions(
+            pcp=pcp,
+            dcp=dcp,
+            tp=tp,
+            interleave=interleave,
+            model=model,
+            dtype=dtype,
+            capture_sizes=capture_sizes,
+            max_num_seqs=max_num_seqs,
+            device=device,
+            backend=backend,
+            launcher=launcher,
+            seed=seed,
+        ),
+        out=out,
+    )
+    from pcpbench.session import run_capture
+
+    raise typer.Exit(run_capture(request))
+
+
+@app.command(epilog="Example: `pcpbench compare eager full --pcp 2 --scenario s1-grow-shrink`")
+def compare(
+    base: Annotated[str, typer.Argument(help="Arm to compare with.")],
+    candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option("--scenario", help="Shipped name or YAML file; repeatable. Default: all."),
+    ] = None,
+    pcp: Pcp = 2,
+    dcp: Dcp = 1,
+    tp: Tp = 1,
+    interleave: Interleave = 1,
+    model: Model = "tiny",
+    dtype: Dtype = "float32",
+    capture_sizes: CaptureSizes = None,
+    max_num_seqs: MaxNumSeqs = None,
+    device: Device = "auto",
+    backend: Backend = "auto",
+    launcher: Launcher = "inproc",
+    feed: Annotated[
+        str,
+        typer.Option(
+            "--feed",
+            help="teacher-forced: the reference's tokens feed every arm; free-running: its own.",
+        ),
+    ] = "teacher-forced",
+    repetitions: Annotated[
+        int, typer.Option("--repetitions", help="Timed runs of each scenario and arm.")
+    ] = 3,
+    seed: Seed = 0,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")
+    ] = False,
+    out: Out = None,
+) -> None:
+    """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.
+
+    Arms: reference, eager, eager_padded, piecewise, full, full_and_piecewise.
+    """
+    from pcpbench.request import CompareRequest, EngineOptions
+
+    request = CompareRequest(
+        base=base,
+        candidate=candidate,
+        scenarios=tuple(scenario or ()),
+        options=EngineOptions(
+            pcp=pcp,
+            dcp=dcp,
+            tp=tp,
+            interleave=interleave,
+            model=model,
+            dtype=dtype,
+            capture_sizes=capture_sizes,
+            max_num_seqs=max_num_seqs,
+            device=device,
+            backend=backend,
+            launcher=launcher,
+            seed=seed,
+        ),
+        feed=feed,
+        repetitions=repetitions,
+        json=json,
+        out=out,
+    )
+    from pcpbench.session import run_compare
+
+    raise typer.Exit(run_compare(request))
+
+
+@app.command(epilog="Example: `pcpbench doctor`")
+def doctor() -> None:
+    """Show versions, devices and backends, and what can and cannot run here and why."""
+    from pcpbench.doctor import run_doctor
+
+    raise typer.Exit(run_doctor())
+
+
+@scenarios_app.command("list", epilog="Example: `pcpbench scenarios list`")
+def scenarios_list() -> None:
+    """List the shipped scenarios."""
+    from pcpbench.scenario_commands import show_list
+
+    show_list()
+
+
+@scenarios_app.command("show", epilog="Example: `pcpbench scenarios show s1-grow-shrink`")
+def scenarios_show(
+    scenario: Annotated[str, typer.Argument(help="Shipped name or YAML file.")],
+) -> None:
+    """Show one scenario and the steps it turns into."""
+    from pcpbench.scenario_commands import show_one
+
+    show_one(scenario)
+
+
+@scenarios_app.command("validate", epilog="Example: `pcpbench scenarios validate mine.yaml`")
+def scenarios_validate(
+    files: Annotated[list[str], typer.Argument(help="YAML files or shipped names.")],
+) -> None:
+    """Check scenario files; exit 2 at the first that cannot be used."""
+    from pcpbench.scenario_commands import validate
+
+    validate(files)
+
+
+@scenarios_app.command("schema", epilog="Example: `pcpbench scenarios schema > scenario.json`")
+def scenarios_schema() -> None:
+    """Print the JSON Schema of a scenario file."""
+    from pcpbench.scenario_commands import show_schema
+
+    show_schema()
+
+
+def main() -> None:
+    """Run the command line; every error ends in one sentence and its exit code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line with arguments and return the exit code."""
+    try:
+        result = app(arguments, prog_name="pcpbench", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except PcpbenchError as error:
+        return _complain(str(error), error.exit_code)
+    except typer.Abort:
+        return _complain("interrupted: what had finished is on disk.", 130)
+    except typer.Exit as stop:
+        return stop.exit_code
+    except typer.TyperException as error:
+        # Shown when no command was given: the error's text is the whole help.
+        is_help = type(error).__name__ == "NoArgsIsHelpError"
+        return _complain("name a command." if is_help else _text(error), 2)
+    except KeyboardInterrupt:
+        return _complain("interrupted: what had finished is on disk.", 130)
+    except BrokenPipeError:
+        return 3
+    except Exception:
+        traceback.print_exc()
+        return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
+
+
+def _text(error: typer.TyperException) -> str:
+    message: str = error.format_message()
+    return message
+
+
+def _complain(message: str, exit_code: int) -> int:
+    print(f"pcpbench: {message}", file=sys.stderr)
+    return exit_code

@@ -1,0 +1,208 @@
+"""All local ranks of one arm: builds them, drives a step in lockstep, captures and replays.
+
+Owns what a step runs as and the order of its phases over the ranks. Checks nothing: what a step
+left behind is handed out as records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pcpbench.capture import GraphManager, Routine
+from pcpbench.config import EngineConfig
+from pcpbench.device.address_book import AddressBook
+from pcpbench.device.collectives import run_lockstep
+from pcpbench.device.graph import GraphBackend
+from pcpbench.engine.buffers import register_buffers
+from pcpbench.engine.dispatcher import (
+    BatchCounts,
+    Candidates,
+    Decision,
+    Dispatcher,
+    build_candidates,
+)
+from pcpbench.engine.dummy_run import stage_dummy_batch
+from pcpbench.engine.groups import in_process_groups
+from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.errors import CannotMeasure, MeasuredFailure
+from pcpbench.model.decoder import MLADecoder
+from pcpbench.model.presets import model_shape
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.pcp_manager import PCPManager
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.results import CapturedGraph
+
+
+class DispatchMismatch(MeasuredFailure):
+    """Ranks chose different descriptors for one step; on real devices they would hang."""
+
+
+@dataclass
+class StepOutput:
+    """What a step computed, still on the device.
+
+    sampled: one entry a local rank. tokens: what was written back (sampled, or forced).
+    counts: what each rank handed to dispatch.
+    """
+
+    decision: Decision
+    counts: tuple[BatchCounts, ...]
+    sampled: tuple[Sampled, ...]
+    tokens: Tensor | None
+    idle: bool = False
+
+
+class Engine:
+    """One arm's engine: every local rank, its dispatcher and, where it replays, its graphs.
+
+    backend: None for an eager engine. An eager engine whose configuration names a graph mode pads
+    every batch exactly to the descriptor that a graph would have been used for (`eager_padded`).
+    """
+
+    def __init__(
+        self, config: EngineConfig, device: torch.device, backend: GraphBackend | None
+    ) -> None:
+        config.check()
+        PCPManager.validate_config(config)
+        self.config, self.device = config, device
+        parallel, model = config.parallel_config, config.model_config
+        self.shape = model_shape(model.preset)
+        compilation, scheduler = config.compilation_config, config.scheduler_config
+        self.candidates: Candidates = build_candidates(
+            compilation.cudagraph_mode,
+            compilation.cudagraph_capture_sizes,
+            decode_query_len=config.decode_query_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_tokens=scheduler.max_num_batched_tokens,
+        )
+        self.dispatcher = Dispatcher(compilation.cudagraph_mode, self.candidates.descriptors)
+        dtype = getattr(torch, model.dtype)
+        shards = [
+            MLADecoder(
+                self.shape,
+                dtype=dtype,
+                device=device,
+                seed=model.seed,
+                tp_size=parallel.tensor_parallel_size,
+                tp_rank=tp_rank,
+                max_model_len=model.max_model_len,
+            )
+            for tp_rank in range(parallel.tensor_parallel_size)
+        ]
+        world = parallel.world
+        self.workers = [
+            Worker(
+                config,
+                groups,
+                shards[world.tp_rank(groups.rank)],
+                device,
+                scheduler.max_num_batched_tokens,
+            )
+            for groups in in_process_groups(world)
+        ]
+        self.address_book = AddressBook()
+        register_buffers(self.address_book, self.workers, shards)
+        self.graphs = None if backend is None else GraphManager(backend, self.address_book)
+        self._tokens: dict[str, list[int]] = {}
+
+    @torch.inference_mode()
+    def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
+        """Capture every candidate descriptor; nothing to do for an eager engine."""
+        if self.graphs is not None:
+            self.graphs.capture(self, self.candidates.descriptors, on_captured)
+
+    def prepare_inputs_to_capture(self, descriptor: BatchExecutionDescriptor) -> list[Routine]:
+        """Stage a fresh dummy batch on every rank; one forward coroutine each."""
+        for worker in self.workers:
+            stage_dummy_batch(worker, descriptor)
+            worker.context.breaks = descriptor.cg_mode is CUDAGraphMode.PIECEWISE
+        return [_forward_only(worker) for worker in self.workers]
+
+    def start(self, plan: ScenarioPlan) -> None:
+        """Begin a scenario (again): no requests, caches zeroed, tables left as they are."""
+        if plan.max_model_len > self.config.model_config.max_model_len:
+            raise CannotMeasure("the plan was made for longer sequences than the engine holds")
+        self._tokens.clear()
+        for worker in self.workers:
+            for req_id in list(worker.request_state.req_id_to_index):
+                worker.request_state.remove_request(req_id)
+            for cache in worker.kv_caches:
+                cache.zero_()
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan, forced: Sequence[int] | None = None) -> StepOutput:
+        """Run one step on all local ranks.
+
+        forced: tokens to feed on in place of the sampled ones, one for each request that samples,
+        in the plan's order (teacher forcing). Raises DispatchMismatch and CollectiveMismatch.
+        """
+        tokens = self._admit(plan)
+        for worker in self.workers:
+            worker.groups.log.clear()
+            worker.update_states(plan, tokens)
+        if not plan.scheduled:
+            return self._idle_step()
+        counts = tuple(worker.prepare_inputs(plan) for worker in self.workers)
+        decision = self._decide(counts)
+        for worker in self.workers:
+            worker.prepare_attention(decision.descriptor)
+        hidden = self._forward(decision.descriptor)
+        sampled = run_lockstep(
+            [worker.sample(part, plan) for worker, part in zip(self.workers, hidden, strict=True)]
+        )
+        fed = sampled[0].tokens
+        if forced is not None:
+            fed = torch.tensor(list(forced), dtype=fed.dtype, device=self.device)
+        for worker, own in zip(self.workers, sampled, strict=True):
+            worker.post_update(plan, own.tokens if forced is None else fed)
+        return StepOutput(decision, counts, tuple(sampled), fed)
+
+    def _decide(self, counts: tuple[BatchCounts, ...]) -> Decision:
+        decisions = [self.dispatcher.decide(count) for count in counts]
+        if any(decision.descriptor != decisions[0].descriptor for decision in decisions):
+            chosen = ", ".join(
+                f"rank {worker.rank} chose {decision.descriptor.label}"
+                for worker, decision in zip(self.workers, decisions, strict=True)
+            )
+            raise DispatchMismatch(f"ranks chose different descriptors: {chosen}")
+        return decisions[0]
+
+    def _forward(self, descriptor: BatchExecutionDescriptor) -> list[Tensor]:
+        """Replay where a graph is asked for and there is one to replay, else run eagerly."""
+        if descriptor.cg_mode is CUDAGraphMode.NONE or self.graphs is None:
+            for worker in self.workers:
+                worker.context.breaks = False
+            return run_lockstep([worker.forward(into_buffer=False) for worker in self.workers])
+        self.graphs.replay(descriptor)
+        return [worker.hidden_states[: descriptor.num_tokens] for worker in self.workers]
+
+    def _idle_step(self) -> StepOutput:
+        """A dummy step: the smallest captured decode shape, or one eager token, no attention."""
+        length = self.config.decode_query_len
+        counts = BatchCounts(1, length, length, has_prefill=False, max_query_len=length)
+        decision = self.dispatcher.decide(counts)
+        for worker in self.workers:
+            stage_dummy_batch(worker, decision.descriptor)
+        self._forward(decision.descriptor)
+        return StepOutput(decision, (counts,) * len(self.workers), (), None, idle=True)
+
+    def _admit(self, plan: StepPlan) -> dict[str, list[int]]:
+        """Tokens of every request that enters with this step, earlier outputs included."""
+        state = self.workers[0].request_state
+        for req_id in plan.preempted_req_ids:
+            self._tokens[req_id] = state.known_tokens(req_id)
+        tokens = {}
+        for request in plan.new_requests:
+            known = list(request.prompt_token_ids)
+            if request.num_generated:
+                known = self._tokens.pop(request.req_id)
+            tokens[request.req_id] = known[: len(request.prompt_token_ids) + request.num_generated]
+        return tokens
+
+
+async def _forward_only(worker: Worker) -> None:
+    await worker.forward(into_buffer=True)

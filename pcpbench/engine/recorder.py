@@ -1,0 +1,118 @@
+"""Turns what a step left on the ranks into records: host copies that nothing writes to afterwards.
+
+Owns the copying; judges nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pcpbench.engine.dispatcher import BatchCounts
+from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.worker import Worker
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.plan import StepPlan
+from pcpbench.records import AddressChange, RankRecord, StepRecord
+
+
+def record_step(
+    engine: Engine,
+    output: StepOutput,
+    plan: StepPlan,
+    *,
+    arm: str,
+    scenario: str,
+    address_changes: tuple[AddressChange, ...] = (),
+) -> StepRecord:
+    """Copy the metadata and results of the step that `engine` has just run.
+
+    address_changes: what `moved_buffers` said before the step.
+    """
+    descriptor = output.decision.descriptor
+    ranks = tuple(
+        _rank_record(worker, descriptor, counts)
+        for worker, counts in zip(engine.workers, output.counts, strict=True)
+    )
+    empty = np.zeros((0, 0), dtype=np.float32)
+    first = output.sampled[0] if output.sampled else None
+    return StepRecord(
+        arm=arm,
+        scenario=scenario,
+        step=plan.index,
+        descriptor=descriptor,
+        miss_reason=output.decision.miss_reason,
+        ranks=ranks,
+        sampled_req_ids=tuple(r.req_id for r in plan.scheduled if r.samples),
+        sampled=np.zeros(0, dtype=np.int64) if first is None else _host(first.tokens),
+        logits=empty if first is None else _wide(first.logits),
+        hidden=empty if first is None else _wide(first.hidden),
+        address_changes=address_changes,
+        idle=output.idle,
+    )
+
+
+def moved_buffers(
+    engine: Engine, descriptor: BatchExecutionDescriptor
+) -> tuple[AddressChange, ...]:
+    """Buffers of the graph of this descriptor that are not where it was captured."""
+    if engine.graphs is None or descriptor.cg_mode is CUDAGraphMode.NONE:
+        return ()
+    return engine.address_book.changes(descriptor.label)
+
+
+def kv_arrays(engine: Engine) -> list[list[Tensor]]:
+    """The caches of every rank and layer, as they are (no copy): [rank][layer]."""
+    return [list(worker.kv_caches) for worker in engine.workers]
+
+
+def _rank_record(
+    worker: Worker, descriptor: BatchExecutionDescriptor, counts: BatchCounts
+) -> RankRecord:
+    batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
+    assert batch is not None
+    dcp_lens = batch.dcp_local_seq_lens
+    tables = () if metadata is None else metadata.block_tables
+    slots = np.zeros((0, 0), dtype=np.int64) if metadata is None else _host(metadata.slot_mappings)
+    if manager is not None and worker.global_batch is not None and metadata is not None:
+        row_req_index, row_start = manager.row_req_index, manager.row_start
+        restore, mask = manager.hidden_restore_idx, manager.gathered_kv_write_mask
+    else:
+        row_req_index = np.arange(batch.num_reqs)
+        row_start = np.zeros(batch.num_reqs, dtype=np.int64)
+        restore = mask = None
+    return RankRecord(
+        rank=worker.rank,
+        num_reqs=batch.num_reqs,
+        num_reqs_after_padding=batch.num_reqs_after_padding,
+        num_tokens=batch.num_tokens,
+        num_tokens_after_padding=batch.num_tokens_after_padding,
+        input_ids=_host(batch.input_ids),
+        positions=_host(batch.positions),
+        is_padding=_host(batch.is_padding),
+        query_start_loc=_host(batch.query_start_loc),
+        seq_lens=_host(batch.seq_lens),
+        dcp_local_seq_lens=None if dcp_lens is None else _host(dcp_lens),
+        block_tables=tuple(_host(table) for table in tables),
+        slot_mappings=slots,
+        row_req_index=np.array(row_req_index),
+        row_start=np.array(row_start),
+        hidden_restore_idx=None if restore is None else _host(restore),
+        gathered_kv_write_mask=None if mask is None else _host(mask),
+        descriptor=descriptor,
+        dispatch_num_reqs=counts.num_reqs,
+        dispatch_num_tokens=counts.num_tokens,
+        collectives=tuple(worker.groups.log),
+    )
+
+
+def _host(tensor: Tensor) -> NDArray[Any]:
+    """A host copy that shares no memory with its source."""
+    return np.array(tensor.cpu().numpy(), copy=True)
+
+
+def _wide(tensor: Tensor) -> NDArray[np.float32]:
+    return np.array(tensor.float().cpu().numpy(), copy=True)

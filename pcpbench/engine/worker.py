@@ -1,0 +1,253 @@
+"""One rank: its request states, tables, buffers, caches and the parts of a step that it runs.
+
+Owns all state of a rank and the order of a step's parts (SPEC 4-7, 9). The engine drives the ranks
+in lockstep and decides what a step runs as; a worker never looks at another one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pcpbench.config import EngineConfig
+from pcpbench.dcp import maybe_prepare_dcp_local_seq_lens
+from pcpbench.engine.block_table import BlockTables
+from pcpbench.engine.dispatcher import BatchCounts
+from pcpbench.engine.groups import RankGroups
+from pcpbench.engine.input_batch import InputBatch, InputBuffers
+from pcpbench.engine.kv_cache import allocate_kv_caches
+from pcpbench.engine.request_state import RequestState
+from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.decoder import MLADecoder
+from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
+from pcpbench.plan import StepPlan
+
+
+@dataclass
+class Sampled:
+    """What sampling left on one rank: tokens [n], logits [n, vocab], hidden [tokens, hidden]."""
+
+    tokens: Tensor
+    logits: Tensor
+    hidden: Tensor
+
+
+class Worker:
+    """The state of one rank and the parts of a step.
+
+    max_num_tokens: the most tokens one rank-local step holds, padding included.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        groups: RankGroups,
+        model: MLADecoder,
+        device: torch.device,
+        max_num_tokens: int,
+    ) -> None:
+        parallel, cache = config.parallel_config, config.cache_config
+        world, self.config = parallel.world, config
+        self.rank, self.groups, self.model, self.device = groups.rank, groups, model, device
+        self.dcp_size, self.dcp_rank = world.dcp_size, world.dcp_rank(groups.rank)
+        self.cp_interleave = parallel.cp_kv_cache_interleave_size
+        max_num_reqs = config.scheduler_config.max_num_seqs
+        max_model_len = config.model_config.max_model_len
+        self.request_state = RequestState(
+            max_num_reqs=max_num_reqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_tokens,
+            num_speculative_steps=config.num_speculative_tokens,
+            vocab_size=model.shape.vocab_size,
+            device=device,
+        )
+        self.block_tables = BlockTables(
+            block_sizes=[cache.block_size],
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_tokens,
+            max_num_blocks_per_group=[
+                math.ceil(max_model_len / (cache.block_size * world.dcp_size))
+            ],
+            device=device,
+            cp_size=world.dcp_size,
+            cp_rank=self.dcp_rank,
+            cp_interleave=self.cp_interleave,
+        )
+        self.input_buffers = InputBuffers(max_num_reqs, max_num_tokens, device)
+        self.pcp_manager: PCPManager | None = None
+        if world.pcp_size > 1:
+            self.pcp_manager = PCPManager(
+                pcp_world_size=world.pcp_size,
+                pcp_rank=world.pcp_rank(groups.rank),
+                device=device,
+                shard_decode_requests=world.shard_decode_requests,
+                max_num_reqs=max_num_reqs,
+                max_num_tokens=max_num_tokens,
+                block_tables=self.block_tables,
+                dcp_world_size=world.dcp_size,
+                dcp_rank=self.dcp_rank,
+                cp_interleave=self.cp_interleave,
+            )
+        shape = model.shape
+        self.kv_caches = allocate_kv_caches(
+            shape.num_hidden_layers,
+            cache.num_gpu_blocks,
+            cache.block_size,
+            shape.latent_dim,
+            model.dtype,
+            device,
+        )
+        self.context = ForwardContext(
+            rank=groups.rank,
+            pcp=groups.pcp,
+            tp=groups.tp,
+            dcp=groups.dcp,
+            cp_interleave=self.cp_interleave,
+            kv_caches=self.kv_caches,
+        )
+        # A replay leaves its result here: the last thing a graph does is to copy into it.
+        self.hidden_states = torch.zeros(
+            (max_num_tokens, shape.hidden_size), dtype=model.dtype, device=device
+        )
+        self.global_batch: InputBatch | None = None
+        self.local_batch: InputBatch | None = None
+
+    @property
+    def local_buffers(self) -> InputBuffers:
+        """The persistent buffers that the forward pass reads (the PCP manager's, if any)."""
+        return self.input_buffers if self.pcp_manager is None else self.pcp_manager.input_buffers
+
+    def update_states(self, plan: StepPlan, tokens: dict[str, list[int]]) -> None:
+        """Let finished and preempted requests go, admit new ones, extend block tables.
+
+        tokens: req_id -> prompt and whatever was generated before a preemption, for each new one.
+        """
+        for req_id in (*plan.finished_req_ids, *plan.preempted_req_ids):
+            self.request_state.remove_request(req_id)
+        for request in plan.new_requests:
+            self.request_state.add_request(
+                req_id=request.req_id,
+                prompt_len=len(request.prompt_token_ids),
+                all_token_ids=tokens[request.req_id],
+                num_computed_tokens=0,
+                max_tokens=request.max_tokens,
+            )
+        fresh = {request.req_id for request in plan.new_requests}
+        for req_id, block_ids in plan.new_block_ids.items():
+            index = self.request_state.req_id_to_index[req_id]
+            ids = tuple(list(group) for group in block_ids)
+            self.block_tables.append_block_ids(index, ids, overwrite=req_id in fresh)
+        self.request_state.apply_staged_writes()
+        self.block_tables.apply_staged_writes()
+
+    def prepare_inputs(self, plan: StepPlan) -> BatchCounts:
+        """Write a step's global batch into the input buffers; return what dispatch may know."""
+        batch = InputBatch.from_plan(plan.scheduled, self.request_state, self.input_buffers)
+        self.global_batch = batch
+        query_lens = batch.num_scheduled_tokens
+        num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
+        if self.pcp_manager is not None:
+            args = (query_lens, batch.is_prefilling_np)
+            num_reqs = self.pcp_manager.get_num_reqs_for_dispatch(*args)
+            num_tokens = self.pcp_manager.get_num_tokens_for_dispatch(*args)
+        longest = int(query_lens.max())
+        uniform = longest if longest == query_lens.min() and not batch.has_prefill else None
+        return BatchCounts(num_reqs, num_tokens, uniform, batch.has_prefill, longest)
+
+    def prepare_attention(self, descriptor: BatchExecutionDescriptor) -> None:
+        """Partition and pad the batch, then fill tables, slots and lengths for the forward pass."""
+        assert self.global_batch is not None
+        batch = maybe_partition_pcp_batch(
+            self.pcp_manager, self.global_batch, descriptor, self.input_buffers
+        )
+        self.local_batch = batch
+        self._prepare_dcp_lens(batch)
+        if self.pcp_manager is not None:
+            tables, slots = self.pcp_manager.prepare_attn(batch)
+        else:
+            tables = self.block_tables.gather_block_tables(
+                batch.idx_mapping, batch.num_reqs_after_padding
+            )
+            slots = self.block_tables.compute_slot_mappings(
+                batch.idx_mapping,
+                batch.query_start_loc,
+                batch.positions,
+                batch.num_tokens_after_padding,
+            )
+        self._set_metadata(batch, tables, slots)
+
+    def use_batch(self, batch: InputBatch, attention: bool) -> None:
+        """Make a dummy batch the one that `forward` runs on; see dummy_run."""
+        self.local_batch = batch
+        if not attention:
+            self.context.metadata = None
+
+    def set_dummy_attention(
+        self, batch: InputBatch, tables: Sequence[Tensor], slots: Tensor
+    ) -> None:
+        """Attention inputs of a dummy batch, DCP lengths included."""
+        self._prepare_dcp_lens(batch)
+        self._set_metadata(batch, tables, slots)
+
+    def _prepare_dcp_lens(self, batch: InputBatch) -> None:
+        batch.dcp_local_seq_lens = maybe_prepare_dcp_local_seq_lens(
+            self.local_buffers.dcp_local_seq_lens,
+            batch.seq_lens,
+            batch.num_reqs,
+            self.dcp_size,
+            self.dcp_rank,
+            self.cp_interleave,
+            num_reqs_padded=batch.num_reqs_after_padding,
+        )
+
+    def _set_metadata(self, batch: InputBatch, tables: Sequence[Tensor], slots: Tensor) -> None:
+        self.context.metadata = AttentionMetadata(
+            query_start_loc=batch.query_start_loc,
+            seq_lens=batch.seq_lens,
+            dcp_local_seq_lens=batch.dcp_local_seq_lens,
+            block_tables=tuple(tables),
+            slot_mappings=slots,
+        )
+
+    async def forward(self, *, into_buffer: bool) -> Tensor:
+        """Run the model on the local batch; hidden states [tokens after padding, hidden].
+
+        into_buffer: leave them in the persistent buffer, as code under capture must.
+        """
+        batch = self.local_batch
+        assert batch is not None
+        hidden = await self.model(batch.input_ids, batch.positions, self.context)
+        if not into_buffer:
+            return hidden
+        return self.hidden_states[: hidden.shape[0]].copy_(hidden)
+
+    async def sample(self, hidden: Tensor, plan: StepPlan) -> Sampled:
+        """Restore the global order, compute logits where a token is due, and take the best.
+
+        hidden: [local tokens after padding, hidden]. Every rank samples, as each needs the tokens.
+        """
+        batch = self.global_batch
+        assert batch is not None
+        if self.pcp_manager is not None:
+            gathered = await self.groups.pcp.all_gather(hidden)
+            hidden, batch = self.pcp_manager.restore_for_sampling(gathered)
+        hidden = hidden[: batch.num_tokens]
+        samples = [row for row, request in enumerate(plan.scheduled) if request.samples]
+        last_tokens = batch.query_start_loc_np[1:][samples] - 1
+        logits = self.model.compute_logits(hidden[torch.from_numpy(last_tokens).to(self.device)])
+        return Sampled(logits.argmax(-1), logits, hidden)
+
+    def post_update(self, plan: StepPlan, tokens: Tensor) -> None:
+        """Advance the device's cursors and write the sampled (or forced) tokens [n] back."""
+        batch = self.global_batch
+        assert batch is not None
+        samples = np.array([request.samples for request in plan.scheduled], dtype=np.bool_)
+        self.request_state.post_update(
+            batch.idx_mapping_np, batch.num_scheduled_tokens, samples, tokens
+        )

@@ -1,0 +1,177 @@
+"""What a command was asked to do, as frozen values, and the engine settings that follow from it.
+
+Owns parsing and checking of options that need no device. Knows no engine and imports no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from pcpbench.config import (
+    DEFAULT_CAPTURE_SIZES,
+    DTYPES,
+    PRESETS,
+    CacheConfig,
+    CompilationConfig,
+    EngineConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from pcpbench.errors import UsageError
+from pcpbench.modes import ARM_MODES, CUDAGraphMode
+
+FEEDS = ("teacher-forced", "free-running")
+LAUNCHERS = ("inproc",)
+MAX_RANKS = 64
+
+
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Options that every command which builds engines shares, as they were typed."""
+
+    pcp: int = 2
+    dcp: int = 1
+    tp: int = 1
+    interleave: int = 1
+    model: str = "tiny"
+    dtype: str = "float32"
+    capture_sizes: str | None = None
+    max_num_seqs: int | None = None
+    device: str = "auto"
+    backend: str = "auto"
+    launcher: str = "inproc"
+    seed: int = 0
+
+    def check(self) -> None:
+        """Raise UsageError for options that are wrong whatever the scenario is."""
+        parallel = self.parallel_config
+        world = parallel.world
+        if world.size > MAX_RANKS:
+            raise UsageError(
+                f"--pcp {self.pcp} --tp {self.tp} makes {world.size} ranks: one process runs at "
+                f"most {MAX_RANKS}."
+            )
+        if self.launcher not in LAUNCHERS:
+            raise UsageError(f"--launcher is {self.launcher!r}: use {', '.join(LAUNCHERS)}.")
+        _one_of("--model", self.model, PRESETS)
+        _one_of("--dtype", self.dtype, DTYPES)
+        if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= 4096:
+            raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}: use a whole number from 0 to 2^63 - 1.")
+        self.sizes  # noqa: B018 - raises for sizes that cannot be read
+
+    @property
+    def parallel_config(self) -> ParallelConfig:
+        """The parallel settings."""
+        return ParallelConfig(
+            prefill_context_parallel_size=self.pcp,
+            decode_context_parallel_size=self.dcp,
+            tensor_parallel_size=self.tp,
+            cp_kv_cache_interleave_size=self.interleave,
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The capture sizes, parsed; raises UsageError for what is no list of sizes."""
+        if self.capture_sizes is None:
+            return DEFAULT_CAPTURE_SIZES
+        sizes = []
+        for part in self.capture_sizes.split(","):
+            text = part.strip()
+            if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 2**20:
+                raise UsageError(
+                    f"--capture-sizes is {self.capture_sizes!r}, of which {text!r} is no size: "
+                    "use whole numbers from 1 up with commas between them, such as 1,2,4,8."
+                )
+            sizes.append(int(text))
+        return tuple(sizes)
+
+    def engine_config(
+        self,
+        mode: CUDAGraphMode,
+        *,
+        device: str,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+    ) -> EngineConfig:
+        """The settings of one context-parallel engine under a scenario's limits."""
+        return EngineConfig(
+            parallel_config=self.parallel_config,
+            model_config=ModelConfig(
+                preset=self.model, dtype=self.dtype, seed=self.seed, max_model_len=max_model_len
+            ),
+            cache_config=CacheConfig(block_size=block_size, num_gpu_blocks=num_blocks),
+            scheduler_config=SchedulerConfig(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            ),
+            compilation_config=CompilationConfig(
+                cudagraph_mode=mode, cudagraph_capture_sizes=self.sizes
+            ),
+            device=device,
+        )
+
+
+def reference_config(config: EngineConfig) -> EngineConfig:
+    """The same model on one rank, eager; a block stands for as many positions as under DCP."""
+    world, cache = config.parallel_config.world, config.cache_config
+    return msgspec.structs.replace(
+        config,
+        parallel_config=ParallelConfig(),
+        compilation_config=CompilationConfig(
+            cudagraph_capture_sizes=config.compilation_config.cudagraph_capture_sizes
+        ),
+        cache_config=msgspec.structs.replace(cache, block_size=cache.block_size * world.dcp_size),
+    )
+
+
+class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pcpbench capture`."""
+
+    mode: str
+    options: EngineOptions
+    out: Path | None = None
+
+    @property
+    def graph_mode(self) -> CUDAGraphMode:
+        """The configured mode; raises UsageError for anything that captures nothing."""
+        modes = {
+            mode.name.lower(): mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.NONE
+        }
+        _one_of("--mode", self.mode, tuple(modes))
+        return modes[self.mode]
+
+
+class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pcpbench compare`."""
+
+    base: str
+    candidate: str
+    options: EngineOptions
+    scenarios: tuple[str, ...] = ()
+    feed: str = "teacher-forced"
+    repetitions: int = 3
+    json: bool = False
+    out: Path | None = None
+
+    def check(self) -> None:
+        """Raise UsageError for a request that could not be run whatever the machine is."""
+        for arm in (self.base, self.candidate):
+            if arm not in ARM_MODES:
+                raise UsageError(f"arm {arm!r} is unknown: use one of {', '.join(ARM_MODES)}.")
+        if self.base == self.candidate:
+            raise UsageError(f"both arms are {self.base!r}: name two different arms.")
+        _one_of("--feed", self.feed, FEEDS)
+        if not 1 <= self.repetitions <= 1000:
+            raise UsageError(f"--repetitions is {self.repetitions}: use 1 to 1000.")
+        self.options.check()
+
+
+def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{flag} is {value!r}: use one of {', '.join(allowed)}.")

@@ -1,0 +1,119 @@
+"""The built-in target: pcpbench's own engine on the stand. Owns the adapting, no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+
+from pcpbench.config import EngineConfig
+from pcpbench.device.graph import GraphBackend
+from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.recorder import moved_buffers, record_step
+from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import AddressChange, Notice, StepRecord
+from pcpbench.results import AddressUse, CapturedGraph
+
+
+class BuiltinArm:
+    """One Engine as an arm; see protocol.Arm."""
+
+    def __init__(self, label: str, engine: Engine) -> None:
+        self.label = label
+        self.engine = engine
+        self._output: StepOutput | None = None
+        self._moved: tuple[AddressChange, ...] = ()
+
+    @property
+    def candidates(self) -> tuple[BatchExecutionDescriptor, ...]:
+        """Descriptors that dispatch may choose from."""
+        return self.engine.candidates.descriptors
+
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """Capture sizes that could not be used as asked."""
+        return self.engine.candidates.notices
+
+    @property
+    def captured(self) -> tuple[CapturedGraph, ...]:
+        """Graphs captured so far."""
+        return () if self.engine.graphs is None else tuple(self.engine.graphs.captured)
+
+    @property
+    def addresses(self) -> tuple[AddressUse, ...]:
+        """What those graphs read and write."""
+        return () if self.engine.graphs is None else tuple(self.engine.graphs.addresses)
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the graphs' shared pool."""
+        return 0 if self.engine.graphs is None else self.engine.graphs.pool.num_bytes
+
+    def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
+        """Capture every candidate, if the arm replays."""
+        self.engine.capture(on_captured)
+
+    def start(self, plan: ScenarioPlan) -> None:
+        """Begin a scenario (again)."""
+        self.engine.start(plan)
+
+    def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
+        """Run one step."""
+        self._output = self.engine.execute(step, forced)
+
+    def sampled(self) -> list[int]:
+        """Tokens that the last step sampled, in the plan's order."""
+        output = self._last()
+        if not output.sampled:
+            return []
+        tokens: list[int] = output.sampled[0].tokens.tolist()
+        return tokens
+
+    def record(self, step: StepPlan, scenario: str) -> StepRecord:
+        """Host copies of what the last step left behind, with the buffers that have moved."""
+        output = self._last()
+        moved = moved_buffers(self.engine, output.decision.descriptor)
+        return record_step(
+            self.engine,
+            output,
+            step,
+            arm=self.label,
+            scenario=scenario,
+            address_changes=moved,
+        )
+
+    def kv_caches(self) -> list[list[NDArray[Any]]]:
+        """Caches of every rank and layer.
+
+        float32 and float16 as they are, without a copy on a CPU; bfloat16 (which numpy lacks) as
+        the uint16 of its bits.
+        """
+        return [[_as_numpy(cache) for cache in worker.kv_caches] for worker in self.engine.workers]
+
+    def _last(self) -> StepOutput:
+        if self._output is None:
+            raise RuntimeError("no step has been run yet")
+        return self._output
+
+
+class BuiltinTarget:
+    """Builds engines on one device."""
+
+    def __init__(self, device: torch.device, backend: GraphBackend) -> None:
+        self._device, self._backend = device, backend
+
+    def build(self, label: str, config: EngineConfig, *, replays: bool) -> BuiltinArm:
+        """An engine under these settings; `replays` decides whether it captures graphs."""
+        engine = Engine(config, self._device, self._backend if replays else None)
+        return BuiltinArm(label, engine)
+
+
+def _as_numpy(cache: torch.Tensor) -> NDArray[Any]:
+    if cache.dtype is torch.bfloat16:
+        cache = cache.view(torch.int16)
+        return cache.cpu().numpy().view("uint16")
+    array: NDArray[Any] = cache.cpu().numpy()
+    return array
