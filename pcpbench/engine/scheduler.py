@@ -1,0 +1,342 @@
+"""Continuous batching: who runs in a step, with how many tokens, on which KV blocks.
+
+Owns the queue, the running requests and the decisions of one step; `make_plan` turns a scenario
+into steps with it. Lengths decide everything: there is no EOS, and nothing here depends on what a
+model outputs, so one plan serves every arm. Imports no torch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from pcpbench.engine.block_pool import BlockPool
+from pcpbench.errors import UsageError
+from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
+from pcpbench.scenarios.fields import field_problem
+from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
+from pcpbench.scenarios.prompts import prompt_token_ids
+from pcpbench.scenarios.schema import Limits, RequestSpec, Scenario
+
+MAX_STEPS: Final = 50_000
+
+
+@dataclass(eq=False)
+class Request:
+    """What the scheduler knows of one request.
+
+    prefill_len: tokens known at its last admission, to be prefilled before it decodes.
+    num_computed_tokens: tokens with KV in the cache. num_output_tokens: tokens sampled so far.
+    block_ids: one list a KV group.
+    """
+
+    req_id: str
+    prompt_token_ids: tuple[int, ...]
+    max_tokens: int
+    prefill_len: int = 0
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    block_ids: list[list[int]] = field(default_factory=list)
+
+    @property
+    def prompt_len(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether known tokens are left to prefill."""
+        return self.num_computed_tokens < self.prefill_len
+
+
+@dataclass
+class _Step:
+    """The step being put together. budget: tokens that may still be scheduled.
+
+    scheduled keeps the order of scheduling: decodes, running prefills, then admissions.
+    """
+
+    budget: int
+    scheduled: dict[str, tuple[Request, int]] = field(default_factory=dict)
+    admitted: list[NewRequest] = field(default_factory=list)
+    new_block_ids: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    preempted: list[str] = field(default_factory=list)
+
+
+class Scheduler:
+    """Decides steps one after the other.
+
+    A step holds the decodes, then the prefills, each in order of admission; prefills are cut to the
+    tokens that are left. When blocks run out, the request admitted last gives its own back and
+    waits at the head of the queue, to be prefilled again from its tokens so far.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        *,
+        block_span: int,
+        num_kv_groups: int = 1,
+        decode_query_len: int = 1,
+    ) -> None:
+        """block_span: positions of one block id. decode_query_len: 1, plus draft tokens if any."""
+        self._limits = limits
+        self._block_span = block_span
+        self._num_kv_groups = num_kv_groups
+        self._decode_query_len = decode_query_len
+        self._pool = BlockPool(limits.num_blocks)
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []
+        self._finished: list[str] = []
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits or runs."""
+        return bool(self._waiting or self._running)
+
+    def add(self, request: Request) -> None:
+        """Queue a request; it must fit the KV cache alone (`limits.request_problem`)."""
+        self._waiting.append(request)
+
+    def schedule(self, index: int, time_s: float) -> StepPlan:
+        """The next step, taken as done: its tokens count as computed and sampled afterwards."""
+        step = _Step(budget=self._limits.max_num_batched_tokens)
+        finished, self._finished = self._finished, []
+        self._schedule_running(step)
+        if not step.preempted:
+            self._admit(step)
+        plan = StepPlan(
+            index=index,
+            scheduled=tuple(_share(request, num) for request, num in step.scheduled.values()),
+            new_requests=tuple(step.admitted),
+            new_block_ids=step.new_block_ids,
+            finished_req_ids=tuple(finished),
+            preempted_req_ids=tuple(step.preempted),
+            idle=not step.scheduled,
+            time_s=time_s,
+        )
+        self._advance(step)
+        return plan
+
+    def _schedule_running(self, step: _Step) -> None:
+        """Decodes first. max_num_batched_tokens >= max_num_seqs leaves a token for each of them."""
+        order = sorted(self._running, key=lambda request: request.is_prefilling)
+        for request in order:
+            num_tokens = min(self._num_wanted(request), step.budget)
+            if request in self._running and num_tokens:
+                self._make_room(request, num_tokens, step)
+            if request in self._running and num_tokens:
+                self._take(request, num_tokens, step)
+
+    def _num_wanted(self, request: Request) -> int:
+        if request.is_prefilling:
+            return request.prefill_len - request.num_computed_tokens
+        return self._decode_query_len
+
+    def _make_room(self, request: Request, num_tokens: int, step: _Step) -> None:
+        """Preempt from the end of the admission order until `request` fits; it may be itself."""
+        while self._num_missing_blocks(request, num_tokens) > self._pool.num_free:
+            victim = self._running.pop()
+            self._preempt(victim, step)
+            if victim is request:
+                return
+
+    def _preempt(self, victim: Request, step: _Step) -> None:
+        """Undo what this step gave the victim; all its KV is lost, its outputs are kept."""
+        _, num_tokens = step.scheduled.pop(victim.req_id, (victim, 0))
+        step.budget += num_tokens
+        step.new_block_ids.pop(victim.req_id, None)
+        step.preempted.append(victim.req_id)
+        self._release(victim)
+        victim.num_computed_tokens = 0
+        self._waiting.appendleft(victim)
+
+    def _admit(self, step: _Step) -> None:
+        """First come, first served, while requests, tokens and blocks last."""
+        while self._waiting and step.budget and len(self._running) < self._limits.max_num_seqs:
+            request = self._waiting[0]
+            request.prefill_len = request.prompt_len + request.num_output_tokens
+            num_tokens = min(request.prefill_len, step.budget)
+            if self._num_missing_blocks(request, num_tokens) > self._pool.num_free:
+                return
+            self._running.append(self._waiting.popleft())
+            request.block_ids = [[] for _ in range(self._num_kv_groups)]
+            step.admitted.append(
+                NewRequest(
+                    req_id=request.req_id,
+                    prompt_token_ids=request.prompt_token_ids,
+                    max_tokens=request.max_tokens,
+                    num_generated=request.num_output_tokens,
+                )
+            )
+            self._take(request, num_tokens, step)
+
+    def _take(self, request: Request, num_tokens: int, step: _Step) -> None:
+        """Give tokens and the blocks for their KV; the room has been made."""
+        num_per_group = self._num_missing_blocks(request, num_tokens) // self._num_kv_groups
+        if num_per_group:
+            new_ids = tuple(self._pool.take(num_per_group) for _ in request.block_ids)
+            step.new_block_ids[request.req_id] = new_ids
+            for ids, new in zip(request.block_ids, new_ids, strict=True):
+                ids.extend(new)
+        step.scheduled[request.req_id] = (request, num_tokens)
+        step.budget -= num_tokens
+
+    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
+        """Blocks over all groups; 2 groups, span 16, 15 computed + 2 scheduled: 2 x (2 - 1) = 2."""
+        num_held = len(request.block_ids[0]) if request.block_ids else 0
+        num_needed = blocks_for(request.num_computed_tokens + num_tokens, self._block_span)
+        return self._num_kv_groups * (num_needed - num_held)
+
+    def _release(self, request: Request) -> None:
+        for ids in request.block_ids:
+            self._pool.give_back(ids)
+        request.block_ids = []
+
+    def _advance(self, step: _Step) -> None:
+        """Count the step as done; requests with all their outputs leave and free their blocks."""
+        for request, num_tokens in step.scheduled.values():
+            request.num_computed_tokens += num_tokens
+            if request.is_prefilling:
+                continue
+            request.num_output_tokens += 1
+            if request.num_output_tokens == request.max_tokens:
+                self._running.remove(request)
+                self._release(request)
+                self._finished.append(request.req_id)
+
+
+def make_plan(
+    scenario: Scenario,
+    *,
+    vocab_size: int,
+    dcp_size: int = 1,
+    max_num_seqs: int | None = None,
+    max_num_batched_tokens: int | None = None,
+    max_model_len: int | None = None,
+    num_blocks: int | None = None,
+    block_size: int | None = None,
+    seed: int = 0,
+    num_kv_groups: int = 1,
+    num_speculative_tokens: int = 0,
+) -> ScenarioPlan:
+    """All steps of a scenario; a limit that is given wins over the scenario's own.
+
+    One block id stands for block_size x dcp_size positions and `num_blocks` stays as it is, so DCP
+    multiplies the capacity, as it does in a deployment. Where blocks are not scarce the steps are
+    the same for every dcp_size; only the block ids differ. The KV groups share one pool: no two
+    groups ever hold the same id. The last step is idle and hands back the requests that finished
+    before it, so a worker ends empty. Raises UsageError for limits that exclude each other, for a
+    request that could never finish under them, and for speculative tokens, which no plan has yet.
+    """
+    if num_speculative_tokens:
+        raise UsageError(
+            f"--num-speculative-tokens is {num_speculative_tokens}: scenarios are planned without "
+            "draft tokens so far, so use 0."
+        )
+    limits = _resolve_limits(
+        scenario.limits,
+        {
+            "max_num_seqs": max_num_seqs,
+            "max_num_batched_tokens": max_num_batched_tokens,
+            "max_model_len": max_model_len,
+            "num_blocks": num_blocks,
+            "block_size": block_size,
+        },
+    )
+    block_span = limits.block_size * dcp_size
+    specs = sorted(scenario.expand(), key=lambda spec: spec.arrival_step)
+    for spec in specs:
+        problem = request_problem(
+            spec.prompt_len, spec.output_len, limits, block_span, num_kv_groups
+        )
+        if problem is not None:
+            raise UsageError(
+                f"{_flag(problem.field)} {problem.reason} (request {spec.req_id!r} of scenario "
+                f"{scenario.name!r})."
+            )
+    scheduler = Scheduler(
+        limits,
+        block_span=block_span,
+        num_kv_groups=num_kv_groups,
+        decode_query_len=1 + num_speculative_tokens,
+    )
+    arrivals = deque(
+        (spec.arrival_step, _request(scenario.name, spec, vocab_size, seed)) for spec in specs
+    )
+    return ScenarioPlan(
+        scenario=scenario.name,
+        steps=tuple(_run_clock(scenario, scheduler, arrivals)),
+        max_num_seqs=limits.max_num_seqs,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_model_len=limits.max_model_len,
+        num_blocks=limits.num_blocks,
+        block_sizes=(block_span,) * num_kv_groups,
+        vocab_size=vocab_size,
+        arrivals_s={spec.req_id: spec.arrival_s for spec in specs},
+    )
+
+
+def _run_clock(
+    scenario: Scenario, scheduler: Scheduler, arrivals: deque[tuple[int, Request]]
+) -> list[StepPlan]:
+    """Steps from the first arrival to the last output, and the idle one that hands back.
+
+    The nominal clock counts steps. While nothing runs it still advances, at most `max_idle_steps`
+    dummy steps long; then it jumps to the next arrival. It ends: the oldest running request gets a
+    token in every step, and MAX_STEPS bounds what a file may ask for.
+    """
+    steps: list[StepPlan] = []
+    clock = num_idle = 0
+    while arrivals or scheduler.has_work:
+        if not scheduler.has_work and num_idle >= scenario.max_idle_steps:
+            clock = max(clock, arrivals[0][0])
+        while arrivals and arrivals[0][0] <= clock:
+            scheduler.add(arrivals.popleft()[1])
+        if len(steps) >= MAX_STEPS:
+            raise UsageError(
+                f"scenario {scenario.name!r} takes more than {MAX_STEPS:,} steps: ask for fewer "
+                "requests or outputs, or raise --max-num-seqs."
+            )
+        steps.append(scheduler.schedule(len(steps), clock * scenario.step_time_s))
+        num_idle = num_idle + 1 if steps[-1].idle else 0
+        clock += 1
+    steps.append(scheduler.schedule(len(steps), clock * scenario.step_time_s))
+    return steps
+
+
+def _resolve_limits(limits: Limits, overrides: dict[str, int | None]) -> Limits:
+    given = {name: value for name, value in overrides.items() if value is not None}
+    for name, value in given.items():
+        reason = field_problem(Limits, name, value)
+        if reason is not None:
+            raise UsageError(f"{_flag(name)} {reason}.")
+    resolved = msgspec.structs.replace(limits, **given)
+    problem = limits_problem(resolved)
+    if problem is not None:
+        raise UsageError(f"{_flag(problem.field)} {problem.reason}.")
+    return resolved
+
+
+def _flag(field_name: str) -> str:
+    return "--" + field_name.replace("_", "-")
+
+
+def _request(scenario: str, spec: RequestSpec, vocab_size: int, seed: int) -> Request:
+    prompt = prompt_token_ids(
+        scenario, spec.prompt_key, spec.prompt_len, vocab_size=vocab_size, seed=seed
+    )
+    return Request(req_id=spec.req_id, prompt_token_ids=prompt, max_tokens=spec.output_len)
+
+
+def _share(request: Request, num_tokens: int) -> ScheduledRequest:
+    return ScheduledRequest(
+        req_id=request.req_id,
+        num_scheduled_tokens=num_tokens,
+        num_computed_tokens=request.num_computed_tokens,
+        prefill_len=request.prefill_len,
+        prompt_len=request.prompt_len,
+    )

@@ -1,0 +1,256 @@
+"""The scheduler against a slow replay of its own plans, and against hand-made cases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pcpbench.engine.block_pool import BlockPool
+from pcpbench.engine.scheduler import make_plan
+from pcpbench.errors import UsageError
+from pcpbench.plan import ScenarioPlan
+from pcpbench.scenarios.schema import Limits, RequestEntry, Scenario
+
+
+def scenario(*requests: RequestEntry, **settings_: Any) -> Scenario:
+    return Scenario(name="made", description="made by a test", requests=requests, **settings_)
+
+
+def entry(prompt_len: int, output_len: int, **more: Any) -> RequestEntry:
+    return RequestEntry(prompt_len=prompt_len, output_len=output_len, **more)
+
+
+class Replay:
+    """A worker's view of a plan, in dicts; asserts what a plan promises."""
+
+    def __init__(self, plan: ScenarioPlan) -> None:
+        self.plan = plan
+        self.tables: dict[str, list[list[int]]] = {}
+        self.computed: dict[str, int] = {}
+        self.known: dict[str, int] = {}
+        self.outputs: dict[str, int] = {}
+        self.max_tokens: dict[str, int] = {}
+        self.ever_used: set[int] = set()
+        self.num_reused = 0
+        self.num_preempted = 0
+        for index, step in enumerate(plan.steps):
+            assert step.index == index
+            self.step(step)
+        assert not self.tables, "the worker does not end empty"
+        assert self.outputs == self.max_tokens
+
+    def step(self, step: Any) -> None:
+        for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
+            del self.tables[req_id]
+        self.num_preempted += len(step.preempted_req_ids)
+        for req_id in step.finished_req_ids:
+            assert self.outputs[req_id] == self.max_tokens[req_id]
+        for new in step.new_requests:
+            assert new.req_id not in self.tables
+            assert new.num_generated == self.outputs.setdefault(new.req_id, 0)
+            self.max_tokens[new.req_id] = new.max_tokens
+            self.tables[new.req_id] = [[] for _ in self.plan.block_sizes]
+            self.computed[new.req_id] = 0
+            self.known[new.req_id] = len(new.prompt_token_ids) + new.num_generated
+        self.extend_tables(step.new_block_ids)
+        assert len(self.tables) == len(step.scheduled) or step.num_tokens == self.budget
+        assert step.num_tokens <= self.budget
+        assert len(step.scheduled) <= self.plan.max_num_seqs
+        assert step.idle is (not step.scheduled)
+        phases = [share.is_prefilling for share in step.scheduled]
+        assert phases == sorted(phases), "a prefill before a decode"
+        for share in step.scheduled:
+            self.run(share)
+
+    @property
+    def budget(self) -> int:
+        return self.plan.max_num_batched_tokens
+
+    def extend_tables(self, new_block_ids: dict[str, tuple[tuple[int, ...], ...]]) -> None:
+        for req_id, groups in new_block_ids.items():
+            assert len(groups) == len(self.plan.block_sizes)
+            for table, ids in zip(self.tables[req_id], groups, strict=True):
+                assert ids
+                table.extend(ids)
+                self.num_reused += len(self.ever_used & set(ids))
+                self.ever_used |= set(ids)
+        held = [block for groups in self.tables.values() for table in groups for block in table]
+        assert len(held) == len(set(held)), "two live tables share a block"
+        assert all(0 < block < self.plan.num_blocks for block in held)
+
+    def run(self, share: Any) -> None:
+        req_id = share.req_id
+        assert share.num_computed_tokens == self.computed[req_id]
+        assert share.prefill_len == self.known[req_id]
+        assert share.num_scheduled_tokens > 0
+        if not share.is_prefilling:
+            assert share.num_scheduled_tokens == 1
+        self.computed[req_id] += share.num_scheduled_tokens
+        for table, span in zip(self.tables[req_id], self.plan.block_sizes, strict=True):
+            assert len(table) == -(-self.computed[req_id] // span), "table and tokens disagree"
+        if share.samples:
+            self.outputs[req_id] += 1
+            assert self.outputs[req_id] <= self.max_tokens[req_id]
+            assert self.computed[req_id] < self.plan.max_model_len
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    block_size = draw(st.sampled_from([1, 4, 16]))
+    max_num_seqs = draw(st.integers(1, 8))
+    limits = Limits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
+        max_model_len=48,
+        block_size=block_size,
+        num_blocks=1 + -(-47 // block_size) * 2 + draw(st.integers(0, 8)),
+    )
+    requests = draw(
+        st.lists(
+            st.builds(
+                RequestEntry,
+                prompt_len=st.integers(1, 30),
+                output_len=st.integers(1, 18),
+                at_step=st.integers(0, 40),
+                count=st.integers(1, 3),
+            ),
+            min_size=1,
+            max_size=8,
+        )
+    )
+    return scenario(*requests, limits=limits, max_idle_steps=draw(st.integers(0, 3)))
+
+
+@settings(max_examples=150, deadline=None)
+@given(made=scenarios(), dcp_size=st.sampled_from([1, 2, 4]), num_kv_groups=st.sampled_from([1, 2]))
+def test_every_plan_keeps_its_promises(made: Scenario, dcp_size: int, num_kv_groups: int) -> None:
+    plan = make_plan(made, vocab_size=50, dcp_size=dcp_size, num_kv_groups=num_kv_groups)
+    Replay(plan)
+    assert plan.block_sizes == (made.limits.block_size * dcp_size,) * num_kv_groups
+    assert set(plan.arrivals_s) == {spec.req_id for spec in made.expand()}
+
+
+@settings(max_examples=50, deadline=None)
+@given(made=scenarios())
+def test_dcp_changes_no_step_while_blocks_are_plenty(made: Scenario) -> None:
+    shapes = []
+    for dcp_size in (1, 2, 4):
+        plan = make_plan(made, vocab_size=50, dcp_size=dcp_size, num_blocks=4096)
+        shapes.append([step.scheduled for step in plan.steps])
+    assert shapes[0] == shapes[1] == shapes[2]
+
+
+def shapes(plan: ScenarioPlan) -> list[list[int]]:
+    return [[share.num_scheduled_tokens for share in step.scheduled] for step in plan.steps]
+
+
+def test_a_prompt_is_cut_to_the_budget_and_decodes_go_first() -> None:
+    made = scenario(
+        entry(2, 4), entry(9, 2), limits=Limits(max_num_seqs=4, max_num_batched_tokens=6)
+    )
+    plan = make_plan(made, vocab_size=50)
+    # The first takes 2 of 6 and decodes from then on; the second has 4, then 5 of the 9 tokens.
+    assert shapes(plan) == [[2, 4], [1, 5], [1, 1], [1], []]
+    assert [share.req_id for share in plan.steps[1].scheduled] == ["r0", "r1"]
+    assert [share.samples for share in plan.steps[1].scheduled] == [True, True]
+
+
+def test_one_output_needs_no_decode_step() -> None:
+    plan = make_plan(scenario(entry(5, 1)), vocab_size=50)
+    assert shapes(plan) == [[5], []]
+    assert plan.steps[1].finished_req_ids == ("r0",)
+    assert plan.steps[1].idle
+
+
+def test_freed_blocks_are_the_next_to_be_handed_out() -> None:
+    made = scenario(entry(20, 2), entry(40, 6), entry(20, 2, at_step=3))
+    plan = make_plan(made, vocab_size=50)
+    first = plan.steps[0].new_block_ids["r0"]
+    assert plan.steps[3].new_block_ids["r2"] == first
+    assert first == ((1, 2),)
+
+
+def test_the_latest_admitted_is_preempted_and_prefilled_again() -> None:
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=64, block_size=4, num_blocks=6)
+    plan = make_plan(scenario(entry(7, 6), entry(7, 4), limits=limits), vocab_size=50)
+    assert plan.steps[2].preempted_req_ids == ("r1",)
+    again = next(step for step in plan.steps[3:] if step.new_requests)
+    assert again.new_requests[0].num_generated == 2
+    assert again.scheduled[-1].prefill_len == 9
+    assert again.scheduled[-1].prompt_len == 7
+    assert Replay(plan).num_preempted == 1
+
+
+def test_idle_gaps_are_dummy_steps_and_long_ones_are_cut_short() -> None:
+    made = scenario(entry(3, 1), entry(3, 1, at_step=1000), max_idle_steps=3, step_time_s=0.5)
+    plan = make_plan(made, vocab_size=50)
+    assert [step.idle for step in plan.steps] == [False, True, True, True, False, True]
+    assert [step.time_s for step in plan.steps] == [0.0, 0.5, 1.0, 1.5, 500.0, 500.5]
+    assert plan.arrivals_s == {"r0": 0.0, "r1": 500.0}
+
+
+def test_a_short_gap_keeps_the_clock() -> None:
+    plan = make_plan(scenario(entry(3, 1), entry(3, 1, at_step=2), max_idle_steps=3), vocab_size=50)
+    assert [step.idle for step in plan.steps] == [False, True, False, True]
+
+
+def test_arrivals_in_seconds_are_seen_by_the_first_step_that_does_not_start_earlier() -> None:
+    made = scenario(
+        entry(1, 30), entry(1, 1, at_s=0.05), entry(1, 1, at_s=0.06), entry(1, 1, at_s=0.061)
+    )
+    plan = make_plan(made, vocab_size=50)
+    seen = {new.req_id: step.index for step in plan.steps for new in step.new_requests}
+    assert seen == {"r0": 0, "r1": 3, "r2": 3, "r3": 4}
+
+
+def test_prompts_depend_on_names_and_seed_only() -> None:
+    made = scenario(entry(8, 1, prompt_seed=5), entry(5, 1, prompt_seed=5), entry(8, 1))
+    plan = make_plan(made, vocab_size=100)
+    prompts = [new.prompt_token_ids for new in plan.steps[0].new_requests]
+    assert prompts[0][:5] == prompts[1]
+    assert prompts[0] != prompts[2]
+    assert all(0 <= token < 100 for prompt in prompts for token in prompt)
+    assert plan == make_plan(made, vocab_size=100)
+    assert plan != make_plan(made, vocab_size=100, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        ({"max_model_len": 20}, ["--max-model-len is 20", "'big'", "raise max_model_len to 42"]),
+        ({"num_blocks": 3}, ["--num-blocks is 3", "'big'", "use 4 blocks"]),
+        ({"max_num_seqs": 0}, ["--max-num-seqs is 0", "from 1 to"]),
+        ({"max_num_seqs": 65}, ["--max-num-batched-tokens is 64", "use 65 or more"]),
+        ({"block_size": -1}, ["--block-size is -1"]),
+        ({"block_size": True}, ["--block-size is true"]),
+        ({"num_blocks": 4_000_000}, ["--num-blocks is 4000000", "use at most"]),
+        ({"num_speculative_tokens": 2}, ["--num-speculative-tokens is 2", "use 0"]),
+    ],
+)
+def test_limits_that_cannot_work_are_refused_by_name(
+    overrides: dict[str, int], words: list[str]
+) -> None:
+    made = scenario(entry(2, 2), entry(30, 12, name="big"))
+    with pytest.raises(UsageError) as caught:
+        make_plan(made, vocab_size=50, **overrides)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_plan_without_end_is_refused() -> None:
+    limits = Limits(max_num_seqs=1, max_num_batched_tokens=1)
+    made = scenario(entry(128, 128, count=300), limits=limits)
+    with pytest.raises(UsageError, match="more than 50,000 steps"):
+        make_plan(made, vocab_size=50)
+
+
+def test_the_pool_never_hands_out_the_null_block_and_reuses_the_last_freed() -> None:
+    pool = BlockPool(4)
+    assert pool.take(3) == (1, 2, 3)
+    assert pool.num_free == 0
+    pool.give_back([3])
+    pool.give_back([1, 2])
+    assert pool.take(3) == (1, 2, 3)
