@@ -1,0 +1,241 @@
+"""A seeded decoder with multi-head latent attention (MLA) in absorbed form (SPEC 9).
+
+Owns the forward pass of one rank: which ops run and where ranks meet. It holds weights only: the
+state of a step lives in the ForwardContext, so ranks with the same tp_rank can share a module.
+Knows no request, no block id and no graph; under PIECEWISE it merely asks for a break at attention.
+
+Shape letters: T tokens of this rank, N = T * pcp gathered tokens, H heads of this rank,
+r = kv_lora_rank, p = rotary part, D = r + p.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pcpbench.device.collectives import Group, graph_break
+from pcpbench.errors import UsageError
+from pcpbench.model.attention import kv_cache_write, mla_attention, rescale_partial
+from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
+from pcpbench.model.presets import ModelShape
+
+# Attention that looks at few keys, and logits that are far from flat: a stale key or a wrong
+# position then changes tokens, and rounding does not.
+_QUERY_GAIN = 2.5
+_LOGIT_GAIN = 3.0
+
+
+class MLAAttention(nn.Module):
+    """Latent attention of one layer: fused projection, absorbed queries, paged cache, output.
+
+    `w_qkv` [hidden, H*p + p + H*nope + r]: columns are the rotary parts of all heads' queries and
+    of the key (rotated in one go), the queries without position, and the latent.
+    `w_uk` [H, nope, r] and `w_uv` [H, r, v] carry queries into and values out of latent space.
+    """
+
+    def __init__(self, shape: ModelShape, layer: int, source: WeightSource) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, layer
+        self.num_heads = shape.num_attention_heads // source.tp_size
+        rank, rope, nope = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.qk_nope_head_dim
+        heads, hidden, v_dim = shape.num_attention_heads, shape.hidden_size, shape.v_head_dim
+        std = hidden**-0.5
+        q_proj = source.draw(hidden, heads, nope + rope, std=std * _QUERY_GAIN)
+        kv_a = source.draw(hidden, rank + rope, std=std)
+        norm = source.draw(rank, mean=1.0, std=0.1)
+        w_uk = source.draw(heads, nope, rank, std=rank**-0.5)
+        w_uv = source.draw(heads, rank, v_dim, std=rank**-0.5)
+        w_o = source.draw(heads * v_dim, hidden, std=(heads * v_dim) ** -0.5)
+        q_nope, q_rope = source.share(q_proj, 1).split_with_sizes([nope, rope], -1)
+        latent, k_rope = kv_a.split_with_sizes([rank, rope], -1)
+        fused = torch.cat((q_rope.flatten(1), k_rope, q_nope.flatten(1), latent), 1)
+        self.w_qkv = source.finish(fused)
+        self.w_uk = source.finish(source.share(w_uk, 0))
+        self.w_uv = source.finish(source.share(w_uv, 0))
+        self.w_o = source.finish(source.share(w_o, 0))
+        self.kv_norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
+        self.columns = [self.num_heads * rope + rope, self.num_heads * nope, rank]
+
+    def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden]. Absorbed queries [T, H, D] and this rank's latent KV [T, D]."""
+        num_tokens, heads = x.shape[0], self.num_heads
+        rotary, q_nope, latent = torch.mm(x, self.w_qkv).split_with_sizes(self.columns, -1)
+        rotary = rotary.view(num_tokens, heads + 1, self.shape.qk_rope_head_dim)
+        rotary = RotaryEmbedding.rotate(rotary, turns)
+        q_nope = q_nope.view(num_tokens, heads, self.shape.qk_nope_head_dim).transpose(0, 1)
+        absorbed = torch.bmm(q_nope, self.w_uk).transpose(0, 1)
+        q = torch.cat((absorbed, rotary[:, :-1]), -1)
+        return q, torch.cat((self.kv_norm(latent), rotary[:, -1]), -1)
+
+    async def attend(
+        self, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+    ) -> None:
+        """Gather and write KV, then fill out [T, H, r]; reads the metadata when it runs.
+
+        Without metadata (a dummy run) out becomes zeros and nothing else happens.
+        """
+        metadata = context.metadata
+        if metadata is None:
+            out.zero_()
+            return
+        group = context.kv_group(self.layer)
+        gathered = await context.pcp.all_gather(kv)
+        context.tap(self.layer, "kv", gathered)
+        kv_cache_write(gathered, metadata.slot_mappings[group], context.kv_caches[self.layer])
+        if context.dcp.size == 1:
+            self._local(q, out, lse, metadata, context)
+            return
+        q = await context.dcp.all_gather(q, dim=1)
+        partial = lse.new_empty((*lse.shape, out.shape[-1]))
+        self._local(q, partial, lse, metadata, context)
+        lses = (await context.dcp.all_gather(lse)).view(context.dcp.size, *lse.shape)
+        partial = rescale_partial(partial, lse, lses)
+        out.copy_(await context.dcp.reduce_scatter(partial, dim=1))
+
+    def _local(
+        self,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        metadata: AttentionMetadata,
+        context: ForwardContext,
+    ) -> None:
+        mla_attention(
+            q,
+            context.kv_caches[self.layer],
+            metadata.block_tables[context.kv_group(self.layer)],
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.dcp_local_seq_lens,
+            self.shape.softmax_scale,
+            self.shape.kv_lora_rank,
+            context.dcp.size,
+            context.dcp.rank,
+            context.cp_interleave,
+            out,
+            lse,
+        )
+
+    async def forward(
+        self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """x: [T, hidden]; heads' values [T, H * v], still to be projected by `w_o`."""
+        q, kv = self.project(x, turns)
+        context.tap(self.layer, "q", q)
+        if context.breaks:
+            # Run between captured segments, now and at each replay: q, kv, out and lse stay where
+            # they are, the metadata is whatever the context holds by then.
+            await graph_break(context.rank, lambda: self.attend(q, kv, out, lse, context))
+        else:
+            await self.attend(q, kv, out, lse, context)
+        context.tap(self.layer, "attention", out)
+        values = torch.bmm(out.transpose(0, 1), self.w_uv)
+        return values.transpose(0, 1).flatten(1)
+
+
+class DecoderLayer(nn.Module):
+    """Attention and a gated SiLU MLP, each behind a norm and on a residual."""
+
+    def __init__(self, shape: ModelShape, layer: int, source: WeightSource) -> None:
+        super().__init__()
+        hidden, inner, eps = shape.hidden_size, shape.intermediate_size, shape.rms_norm_eps
+        self.layer = layer
+        norms = [source.draw(hidden, mean=1.0, std=0.1) for _ in range(2)]
+        self.input_norm, self.post_norm = (RMSNorm(w, eps, source.device) for w in norms)
+        self.attention = MLAAttention(shape, layer, source)
+        gate = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
+        up = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
+        self.w_gate_up = source.finish(torch.cat((gate, up), 1))
+        self.w_down = source.finish(source.share(source.draw(inner, hidden, std=inner**-0.5), 0))
+
+    async def forward(
+        self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """x: [T, hidden], left as it was; the layer's output hidden state [T, hidden]."""
+        values = await self.attention(self.input_norm(x), turns, out, lse, context)
+        x = await _row_parallel(x, values, self.attention.w_o, context.tp)
+        gate, up = torch.mm(self.post_norm(x), self.w_gate_up).chunk(2, -1)
+        x = await _row_parallel(x, F.silu(gate).mul_(up), self.w_down, context.tp)
+        context.tap(self.layer, "hidden", x)
+        return x
+
+
+class MLADecoder(nn.Module):
+    """The whole decoder of one TP rank.
+
+    shape, dtype, device, seed: what to build. max_model_len: rows of the rotary table, the shape's
+    own limit by default. Raises UsageError for a tp_size that does not divide heads and MLP.
+    """
+
+    def __init__(
+        self,
+        shape: ModelShape,
+        dtype: torch.dtype,
+        device: torch.device,
+        seed: int,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        max_model_len: int | None = None,
+    ) -> None:
+        super().__init__()
+        for what in ("num_attention_heads", "intermediate_size"):
+            if getattr(shape, what) % tp_size:
+                raise UsageError(
+                    f"--tp is {tp_size}, which does not divide the {what} of {shape.name}, "
+                    f"{getattr(shape, what)}: use a divisor of it."
+                )
+        limit = shape.max_position_embeddings
+        if max_model_len is not None and not 1 <= max_model_len <= limit:
+            raise UsageError(
+                f"max_model_len is {max_model_len}: {shape.name} has positions for 1 to {limit}."
+            )
+        self.shape, self.dtype, self.tp_size = shape, dtype, tp_size
+        source = WeightSource(seed, dtype, torch.device(device), tp_size, tp_rank)
+        self.rotary = RotaryEmbedding(
+            shape.qk_rope_head_dim, max_model_len or limit, shape.rope_theta, source.device
+        )
+        self.embedding = source.finish(source.draw(shape.vocab_size, shape.hidden_size, std=1.0))
+        self.layers = nn.ModuleList(
+            DecoderLayer(shape, layer, source) for layer in range(shape.num_hidden_layers)
+        )
+        norm = source.draw(shape.hidden_size, mean=1.0, std=0.1)
+        self.norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
+        std = _LOGIT_GAIN * shape.hidden_size**-0.5
+        self.lm_head = source.finish(source.draw(shape.hidden_size, shape.vocab_size, std=std))
+
+    async def forward(
+        self, input_ids: Tensor, positions: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """Normed hidden states [T, hidden] of this rank's tokens.
+
+        input_ids: int32 [T]. positions: int64 [T], below the rotary table's length.
+
+        context.taps receives (-1, "embedding"); for each layer "q" [T, H, D], "kv" [N, D] after
+        the PCP gather, "attention" [T, H, r] after the DCP merge and "hidden" [T, hidden]; and
+        (num_hidden_layers, "norm").
+        """
+        x = self.embedding.index_select(0, input_ids)
+        context.tap(-1, "embedding", x)
+        turns = self.rotary.turns(positions)
+        # All layers use the same two results of attention: each is read before the next is made.
+        num_heads = self.shape.num_attention_heads // self.tp_size
+        out = x.new_empty((x.shape[0], num_heads, self.shape.kv_lora_rank))
+        lse = x.new_empty((x.shape[0], num_heads * context.dcp.size), dtype=torch.float32)
+        for layer in self.layers:
+            x = await layer(x, turns, out, lse, context)
+        hidden: Tensor = self.norm(x)
+        context.tap(len(self.layers), "norm", hidden)
+        return hidden
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden: [N, hidden] as `forward` returned them; logits float32 [N, vocab]."""
+        return torch.mm(hidden, self.lm_head).float()
+
+
+async def _row_parallel(residual: Tensor, x: Tensor, weight: Tensor, tp: Group) -> Tensor:
+    """residual + x @ weight, where each TP rank holds a part of the inner dimension."""
+    if tp.size == 1:
+        return torch.addmm(residual, x, weight)
+    return (await tp.all_reduce(torch.mm(x, weight))).add_(residual)

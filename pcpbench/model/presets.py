@@ -1,0 +1,109 @@
+"""Shapes of the decoders that can be built. Pure numbers: no torch, no weights.
+
+Field names are those of Hugging Face's deepseek configurations, so that a shape can be compared
+with a published `config.json` line by line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pcpbench.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelShape:
+    """Sizes of a dense decoder with multi-head latent attention (MLA) and no query compression.
+
+    kv_lora_rank: width of the latent that stands for all heads' keys and values.
+    qk_nope_head_dim, qk_rope_head_dim: the parts of a head's query and key without and with a
+    rotary position. v_head_dim: a head's value. The other names speak for themselves.
+    """
+
+    name: str
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    kv_lora_rank: int
+    qk_rope_head_dim: int
+    qk_nope_head_dim: int
+    v_head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+
+    @property
+    def latent_dim(self) -> int:
+        """Width of one cached token: the latent and the rotary part of the key."""
+        return self.kv_lora_rank + self.qk_rope_head_dim
+
+    @property
+    def qk_head_dim(self) -> int:
+        """Width of one head's query before absorption."""
+        return self.qk_nope_head_dim + self.qk_rope_head_dim
+
+    @property
+    def softmax_scale(self) -> float:
+        """What scores are multiplied with; absorption does not change it."""
+        return float(self.qk_head_dim**-0.5)
+
+
+TINY: Final = ModelShape(
+    name="tiny",
+    hidden_size=64,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    kv_lora_rank=32,
+    qk_rope_head_dim=16,
+    qk_nope_head_dim=16,
+    v_head_dim=16,
+    intermediate_size=128,
+    vocab_size=256,
+    max_position_embeddings=8192,
+)
+
+SMALL: Final = ModelShape(
+    name="small",
+    hidden_size=256,
+    num_hidden_layers=4,
+    num_attention_heads=8,
+    kv_lora_rank=64,
+    qk_rope_head_dim=32,
+    qk_nope_head_dim=32,
+    v_head_dim=32,
+    intermediate_size=512,
+    vocab_size=1024,
+    max_position_embeddings=8192,
+)
+
+# The true sizes of layer 0 (the dense one) of DeepSeek-V2-Lite, four times over. Three things are
+# not the original's: the vocabulary (102,400 there; embedding and head would outweigh the layers
+# that are measured), the position limit (163,840 there), and the missing YaRN stretch of the
+# rotary frequencies, which changes values but neither shapes nor ops.
+V2_LITE_LAYER: Final = ModelShape(
+    name="v2-lite-layer",
+    hidden_size=2048,
+    num_hidden_layers=4,
+    num_attention_heads=16,
+    kv_lora_rank=512,
+    qk_rope_head_dim=64,
+    qk_nope_head_dim=128,
+    v_head_dim=128,
+    intermediate_size=10944,
+    vocab_size=4096,
+    max_position_embeddings=32768,
+)
+
+MODEL_SHAPES: Final[dict[str, ModelShape]] = {
+    shape.name: shape for shape in (TINY, SMALL, V2_LITE_LAYER)
+}
+
+
+def model_shape(name: str) -> ModelShape:
+    """The shape of a preset; raises UsageError for a name that there is not."""
+    if name not in MODEL_SHAPES:
+        raise UsageError(f"--model is {name!r}: use one of {', '.join(MODEL_SHAPES)}.")
+    return MODEL_SHAPES[name]
