@@ -1,0 +1,163 @@
+"""What a graph cannot hold, and the sentence that says so. Owns the rules and their wording.
+
+The rules are those of a device graph: the host does not run again at replay, so nothing may
+depend on a value that the host has read, and a tensor's memory may not change under the graph.
+Knows nothing of pools or of how an op is replayed.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode, resolve_name
+
+from pcpbench.device.host_graph.schema import Facts, tensors_in
+from pcpbench.device.host_graph.source import calling_source
+from pcpbench.errors import CaptureError
+
+_READS_VALUE = (
+    "it brings a tensor's value to the host, and a replay does not run the host again; keep the "
+    "value on the device or take it before the capture"
+)
+_SIZE_FROM_VALUE = (
+    "the shape of its result depends on a tensor's values, and a graph bakes shapes; use a "
+    "fixed-size form (torch.where with three arguments, masked_fill, an integer index)"
+)
+_COLLECTIVE = (
+    "collectives of torch.distributed are not recorded by the host backend; use the in-process "
+    "group, or leave them outside the captured function"
+)
+_TRITON = (
+    "a bare Triton launch is not an operator and would be recorded wrongly without an error; wrap "
+    "the kernel as a torch.library operator that declares what it writes"
+)
+_METADATA = "it changes a tensor's memory or shape in place, which a baked address cannot follow"
+_LAYOUT = (
+    "the host backend records plain dense CPU tensors only (no sparse, quantized, lazily "
+    "conjugated or negated ones, and no other device)"
+)
+_HIGHER_ORDER = "it is a higher-order operator, whose branches the host backend does not record"
+
+_COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
+_HOST_READS = frozenset({"aten.tensor_split.tensor_indices_or_sections"})
+_MASK_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
+_MEMORY_CHANGERS = frozenset({"resize_", "resize_as_", "set_", "swap_"})
+
+_REFUSED_FUNCTIONS = {
+    torch.Tensor.tolist: _READS_VALUE,
+    torch.Tensor.numpy: _READS_VALUE,
+    torch.Tensor.cpu: _READS_VALUE,
+    torch.Tensor.__array__: _READS_VALUE,
+    torch.Tensor.__dlpack__: _READS_VALUE,
+    torch.Tensor.__deepcopy__: "it copies a tensor's storage on the host; use clone()",
+    torch.Tensor.__reduce_ex__: _READS_VALUE,
+}
+_SPLITTERS = (torch.tensor_split, torch.Tensor.tensor_split)
+
+
+def refuse(name: str, values: Any, reason: str, through: str) -> CaptureError:
+    """The error for op `name`: its shapes, the reason, and the line that called it."""
+    shapes = ", ".join(_describe(each) for each in tensors_in(values)) or "no tensors"
+    asked = f" (through {through})" if through and through != name else ""
+    source = calling_source()
+    if source.in_triton:
+        return CaptureError(
+            f"a raw Triton launch at {source.text} cannot be captured: {_TRITON} "
+            f"(seen as {name} on {shapes})"
+        )
+    return CaptureError(f"{name}{asked} on {shapes} at {source.text} cannot be captured: {reason}")
+
+
+def check_operator(
+    facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any], guard: HostReadGuard
+) -> None:
+    """Raise CaptureError if a graph cannot hold this call.
+
+    Rules: SPEC section 6 (nothing host-side is baked) and the tags that torch itself puts on
+    operators (`data_dependent_output`, `dynamic_output_shape`).
+    """
+    reason = _reason(facts, facts.bind(args, kwargs))
+    if reason is None and any(map(_is_unplain, tensors_in([args, kwargs]))):
+        reason = _LAYOUT
+    if reason is not None:
+        raise refuse(facts.name, [args, kwargs], reason, guard.last_called)
+
+
+def refuse_higher_order(func: Any, args: tuple[Any, ...]) -> CaptureError:
+    """The error for something that is not an ordinary operator."""
+    return refuse(str(func), args, _HIGHER_ORDER, "")
+
+
+def refuse_moving(facts: Facts, args: tuple[Any, ...], guard: HostReadGuard) -> CaptureError:
+    """The error for an op that would reshape, resize or rebase a tensor in place."""
+    return refuse(facts.name, args, _METADATA, guard.last_called)
+
+
+def _reason(facts: Facts, named: dict[str, Any]) -> str | None:
+    if facts.namespace in _COLLECTIVE_NAMESPACES:
+        return _COLLECTIVE
+    if facts.is_custom:
+        return None
+    if facts.base in _MASK_INDEXED:
+        masks = [t for t in tensors_in(named["indices"]) if t.dtype in (torch.bool, torch.uint8)]
+        one_value = "values" in named and named["values"].numel() == 1
+        return _SIZE_FROM_VALUE if masks and not one_value else None
+    if facts.reads_data or facts.name in _HOST_READS:
+        return _READS_VALUE
+    if facts.sizes_from_data:
+        return _SIZE_FROM_VALUE
+    if facts.base in _MEMORY_CHANGERS:
+        return _METADATA
+    return None
+
+
+class HostReadGuard(TorchFunctionMode):
+    """Sees the torch functions that read CPU memory without calling any operator.
+
+    Also remembers which torch function the captured code called last, for messages.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Any = None
+
+    @property
+    def last_called(self) -> str:
+        """Name of the torch function that the captured code called last, `` if none."""
+        return _name_of(self._last) if self._last is not None else ""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Refuse a host read; pass everything else on."""
+        kwargs = kwargs or {}
+        self._last = func
+        reason = _REFUSED_FUNCTIONS.get(func)
+        if reason is None and func in _SPLITTERS and len(list(tensors_in([args, kwargs]))) > 1:
+            reason = _READS_VALUE
+        if reason is not None:
+            raise refuse(_name_of(func), [args, kwargs], reason, "")
+        return func(*args, **kwargs)
+
+
+def _name_of(func: Any) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", func))
+
+
+def _is_unplain(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.layout is not torch.strided
+        or tensor.device.type != "cpu"
+        or tensor.is_quantized
+        or tensor.is_conj()
+        or tensor.is_neg()
+    )
+
+
+def _describe(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"

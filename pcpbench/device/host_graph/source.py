@@ -1,0 +1,46 @@
+"""Which line of the caller's code asked for an op. Knows frames and file names, not ops."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+import torch
+
+_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
+_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+
+
+@dataclass(frozen=True)
+class Source:
+    """A place in the caller's code.
+
+    text: `file.py:line`, the file relative to the working directory where it lies below it.
+    in_triton: whether Triton's own Python stood between that line and torch, which is how a raw
+    kernel launch under Triton's interpreter shows itself.
+    """
+
+    text: str
+    in_triton: bool
+
+
+def calling_source() -> Source:
+    """The innermost frame that belongs neither to torch, nor to Triton, nor to this backend."""
+    in_triton = False
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        module = str(frame.f_globals.get("__name__", ""))
+        if module == "triton" or module.startswith("triton."):
+            in_triton = True
+        elif not (path.startswith((_OURS, _TORCH)) or module == "contextlib"):
+            return Source(f"{_shorten(path)}:{frame.f_lineno}", in_triton)
+        frame = frame.f_back
+    return Source("unknown:0", in_triton)
+
+
+def _shorten(path: str) -> str:
+    here = os.getcwd() + os.sep
+    return path[len(here) :] if path.startswith(here) else path
