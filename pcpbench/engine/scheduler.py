@@ -225,6 +225,7 @@ def make_plan(
 ) -> ScenarioPlan:
     """All steps of a scenario; a limit that is given wins over the scenario's own.
 
+    With max_num_seqs alone given, a smaller token budget of the scenario is raised to it.
     One block id stands for block_size x dcp_size positions and `num_blocks` stays as it is, so DCP
     multiplies the capacity, as it does in a deployment. Where blocks are not scarce the steps are
     the same for every dcp_size; only the block ids differ. The KV groups share one pool: no two
@@ -314,6 +315,8 @@ def _resolve_limits(limits: Limits, overrides: dict[str, int | None]) -> Limits:
         reason = field_problem(Limits, name, value)
         if reason is not None:
             raise UsageError(f"{_flag(name)} {reason}.")
+    budget = max(limits.max_num_batched_tokens, given.get("max_num_seqs", 0))
+    given.setdefault("max_num_batched_tokens", budget)
     resolved = msgspec.structs.replace(limits, **given)
     problem = limits_problem(resolved)
     if problem is not None:

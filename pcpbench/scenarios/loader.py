@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -23,8 +24,8 @@ _SUFFIXES = (".yaml", ".yml", ".json")
 
 
 def shipped_names() -> list[str]:
-    """Names of the scenarios in the package, sorted."""
-    return sorted(path.stem for path in DATA_DIR.glob("*.yaml"))
+    """Names of the scenarios in the package, sorted, s2 before s11."""
+    return sorted((path.stem for path in DATA_DIR.glob("*.yaml")), key=_natural)
 
 
 def scenario_path(name_or_file: str | os.PathLike[str]) -> Path:
@@ -160,6 +161,11 @@ def _read(path: Path) -> str:
         raise ScenarioError(
             f"{path}, line {line}: not UTF-8 text (byte 0x{byte:02x}): save it as UTF-8."
         ) from error
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    parts = re.split(r"([0-9]+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts if part]
 
 
 def _exists(path: Path) -> bool:

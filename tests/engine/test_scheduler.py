@@ -223,7 +223,7 @@ def test_prompts_depend_on_names_and_seed_only() -> None:
         ({"max_model_len": 20}, ["--max-model-len is 20", "'big'", "raise max_model_len to 42"]),
         ({"num_blocks": 3}, ["--num-blocks is 3", "'big'", "use 4 blocks"]),
         ({"max_num_seqs": 0}, ["--max-num-seqs is 0", "from 1 to"]),
-        ({"max_num_seqs": 65}, ["--max-num-batched-tokens is 64", "use 65 or more"]),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, ["-batched-tokens is 8", "use 9 or"]),
         ({"block_size": -1}, ["--block-size is -1"]),
         ({"block_size": True}, ["--block-size is true"]),
         ({"num_blocks": 4_000_000}, ["--num-blocks is 4000000", "use at most"]),
@@ -238,6 +238,12 @@ def test_limits_that_cannot_work_are_refused_by_name(
         make_plan(made, vocab_size=50, **overrides)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_more_seqs_alone_raise_the_budget_that_would_starve_them() -> None:
+    plan = make_plan(scenario(entry(2, 4, count=70)), vocab_size=50, max_num_seqs=70)
+    assert (plan.max_num_seqs, plan.max_num_batched_tokens) == (70, 70)
+    assert make_plan(scenario(entry(2, 4)), vocab_size=50, max_num_seqs=8).max_num_seqs == 8
 
 
 def test_a_plan_without_end_is_refused() -> None:

@@ -189,9 +189,9 @@ def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_unknown_name_suggests_near_ones() -> None:
     with pytest.raises(ScenarioError, match="did you mean steady-mixed"):
         load_scenario("stedy-mixed")
-    with pytest.raises(ScenarioError, match="s1-shrinking-decode"):
-        load_scenario("shrinking")
-    with pytest.raises(ScenarioError, match="use one of s1-"):
+    with pytest.raises(ScenarioError, match="s1-grow-shrink"):
+        load_scenario("grow")
+    with pytest.raises(ScenarioError, match="use one of azure-code, "):
         load_scenario("@@@@")
     with pytest.raises(ScenarioError, match="is ''"):
         load_scenario("")
@@ -212,6 +212,11 @@ def test_two_scenarios_of_one_name_are_refused(tmp_path: Path) -> None:
         load_scenarios(["steady-mixed", str(path)])
     with pytest.raises(ScenarioError, match="already given"):
         load_scenarios(["steady-mixed", "steady-mixed"])
+
+
+def test_names_are_listed_with_s2_before_s11() -> None:
+    names = shipped_names()
+    assert names.index("s2-capture-edges") < names.index("s11-long-kv")
 
 
 def test_all_shipped_scenarios_load_under_their_own_names() -> None:

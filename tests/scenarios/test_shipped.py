@@ -1,0 +1,249 @@
+"""Shipped scenarios do what their `covers` says: one predicate over the steps for each id."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+
+from pcpbench.config import DEFAULT_CAPTURE_SIZES
+from pcpbench.engine.scheduler import make_plan
+from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
+from pcpbench.scenarios.loader import load_scenario, shipped_names
+
+NAMES = shipped_names()
+ASKED_FOR = {"S1", "S2", "S3", "S4", "S7", "S8", "S11", "S12", "S14"}
+
+
+def plan_of(name: str, dcp_size: int = 1) -> ScenarioPlan:
+    return make_plan(load_scenario(name), vocab_size=512, dcp_size=dcp_size)
+
+
+def is_decode(step: StepPlan) -> bool:
+    return bool(step.scheduled) and not step.has_prefill
+
+
+def decode_sizes(plan: ScenarioPlan) -> list[int]:
+    return [len(step.scheduled) for step in plan.steps if is_decode(step)]
+
+
+def shares(plan: ScenarioPlan, *, prefill: bool) -> list[ScheduledRequest]:
+    every = [share for step in plan.steps for share in step.scheduled]
+    return [share for share in every if share.is_prefilling is prefill]
+
+
+def layouts_by_tokens(plan: ScenarioPlan) -> dict[int, set[tuple[tuple[int, bool], ...]]]:
+    found: dict[int, set[tuple[tuple[int, bool], ...]]] = {}
+    for step in plan.steps:
+        layout = tuple((s.num_scheduled_tokens, s.is_prefilling) for s in step.scheduled)
+        found.setdefault(step.num_tokens, set()).add(layout)
+    return found
+
+
+def block_owners(plan: ScenarioPlan) -> dict[int, list[str]]:
+    owners: dict[int, list[str]] = {}
+    for step in plan.steps:
+        for req_id, groups in step.new_block_ids.items():
+            for block in (block for ids in groups for block in ids):
+                owners.setdefault(block, []).append(req_id)
+    return owners
+
+
+def shrinks(plan: ScenarioPlan) -> bool:
+    return any(small < large for large, small in pairwise(decode_sizes(plan)))
+
+
+def shrinks_over_reused_blocks(plan: ScenarioPlan) -> bool:
+    return shrinks(plan) and any(len(set(who)) > 1 for who in block_owners(plan).values())
+
+
+def s1_large_then_small_many_times(plan: ScenarioPlan) -> bool:
+    return (
+        sum(large >= 8 and small <= large / 4 for large, small in pairwise(decode_sizes(plan))) >= 4
+    )
+
+
+def s2_at_above_and_below_each_capture_size(plan: ScenarioPlan) -> bool:
+    sizes = [size for size in DEFAULT_CAPTURE_SIZES if size <= plan.max_num_seqs]
+    for pcp_size in (1, 2):
+        seen = {-(-size // pcp_size) for size in decode_sizes(plan)}
+        top = plan.max_num_seqs // pcp_size
+        wanted = {near for size in sizes for near in (size - 1, size, size + 1)}
+        if not {size for size in wanted if 0 < size <= top} <= seen:
+            return False
+    return len(sizes) >= 5
+
+
+def s3_ends_idles_and_reuses(plan: ScenarioPlan) -> bool:
+    freed: set[int] = set()
+    held: dict[str, set[int]] = {}
+    num_reuses = num_idle = 0
+    for step in plan.steps[:-1]:
+        num_idle += step.idle
+        for req_id in step.finished_req_ids:
+            freed |= held.pop(req_id)
+        for req_id, groups in step.new_block_ids.items():
+            held.setdefault(req_id, set()).update(*groups)
+            num_reuses += bool(num_idle and freed & held[req_id])
+    return num_idle >= 4 and num_reuses >= 4 and 1 in decode_sizes(plan)
+
+
+def s4_short_prompts_and_last_chunks(plan: ScenarioPlan) -> bool:
+    prompts, last_chunks = set(), set()
+    for step in plan.steps:
+        beside_decodes = any(not share.is_prefilling for share in step.scheduled)
+        for share in step.scheduled:
+            if share.is_prefilling and share.samples and beside_decodes:
+                target = last_chunks if share.num_computed_tokens else prompts
+                target.add(share.num_scheduled_tokens)
+    return prompts >= {1, 2, 3, 4} and last_chunks >= {1, 2, 3, 4}
+
+
+def s7_same_prompt_together_and_again(plan: ScenarioPlan) -> bool:
+    admitted: dict[tuple[int, ...], list[int]] = {}
+    for step in plan.steps:
+        for new in step.new_requests:
+            admitted.setdefault(new.prompt_token_ids, []).append(step.index)
+    times = max(admitted.values(), key=len)
+    return len(times) > len(set(times)) and len(set(times)) >= 3
+
+
+def s8_larger_than_captured_then_decodes(plan: ScenarioPlan) -> bool:
+    largest = max(DEFAULT_CAPTURE_SIZES)
+    returns = 0
+    for step, after in pairwise(plan.steps):
+        # Under PCP 4 a rank holds a quarter of the prefill tokens; it must still be too many.
+        returns += step.has_prefill and step.num_tokens >= 4 * (largest + 1) and is_decode(after)
+    return returns >= 3
+
+
+def s11_kv_grows_far(plan: ScenarioPlan) -> bool:
+    grown = {s.req_id: s.num_computed_tokens for s in shares(plan, prefill=False)}
+    decoded = {s.req_id: s.num_computed_tokens - s.prefill_len for s in shares(plan, prefill=False)}
+    return max(grown.values()) >= 192 and min(decoded.values()) >= 64
+
+
+def s12_other_layouts_of_equal_tokens(plan: ScenarioPlan) -> bool:
+    kinds: dict[int, set[str]] = {}
+    for tokens, layouts in layouts_by_tokens(plan).items():
+        for layout in layouts:
+            phases = {prefilling for _, prefilling in layout}
+            kinds.setdefault(tokens, set()).add(str(sorted(phases)))
+    return any(len(found) == 3 for found in kinds.values()) or any(
+        len(layouts) >= 3 for layouts in layouts_by_tokens(plan).values()
+    )
+
+
+def s14_short_prefills_and_ranks_without_rows(plan: ScenarioPlan) -> bool:
+    short = {s.num_scheduled_tokens for s in shares(plan, prefill=True)}
+    one_decode_beside_prefill = any(
+        step.has_prefill and sum(not s.is_prefilling for s in step.scheduled) == 1
+        for step in plan.steps
+    )
+    uneven = {size for size in decode_sizes(plan) if size % 2}
+    return {1, 2, 3, 5, 7, 15} <= short and one_decode_beside_prefill and {1, 3, 5} <= uneven
+
+
+def one_token_prefill_among_ones(plan: ScenarioPlan) -> bool:
+    return any(
+        step.has_prefill and all(share.num_scheduled_tokens == 1 for share in step.scheduled)
+        for step in plan.steps
+    )
+
+
+def odd_decode_batches(plan: ScenarioPlan) -> bool:
+    return any(size % 2 for size in decode_sizes(plan))
+
+
+def ragged_prefill_chunks(plan: ScenarioPlan) -> bool:
+    lengths = [s.num_scheduled_tokens for s in shares(plan, prefill=True)]
+    return any(n % 4 for n in lengths) and any(n % 16 and n > 16 for n in lengths)
+
+
+def every_remainder_of_dcp_four(plan: ScenarioPlan) -> bool:
+    lengths = {s.num_computed_tokens + 1 for s in shares(plan, prefill=False)}
+    return {n % 8 for n in lengths} == set(range(8))
+
+
+def empty_share_under_dcp_four(plan: ScenarioPlan) -> bool:
+    return any(s.num_computed_tokens + 1 < 4 for s in shares(plan, prefill=False))
+
+
+TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
+    "S1": s1_large_then_small_many_times,
+    "S2": s2_at_above_and_below_each_capture_size,
+    "S3": s3_ends_idles_and_reuses,
+    "S4": s4_short_prompts_and_last_chunks,
+    "S7": s7_same_prompt_together_and_again,
+    "S8": s8_larger_than_captured_then_decodes,
+    "S11": s11_kv_grows_far,
+    "S12": s12_other_layouts_of_equal_tokens,
+    "S14": s14_short_prefills_and_ranks_without_rows,
+    "K01": shrinks,
+    "K02": shrinks,
+    "K03": shrinks_over_reused_blocks,
+    "K09": shrinks,
+    "K16": s11_kv_grows_far,
+    "K18": one_token_prefill_among_ones,
+    "K21": odd_decode_batches,
+    "K22": every_remainder_of_dcp_four,
+    "K24": empty_share_under_dcp_four,
+    "K25": empty_share_under_dcp_four,
+    "K26": ragged_prefill_chunks,
+}
+
+
+def claims() -> list[tuple[str, str]]:
+    return [(name, cover) for name in NAMES for cover in load_scenario(name).covers]
+
+
+@pytest.mark.parametrize(("name", "cover"), claims())
+@pytest.mark.parametrize("dcp_size", [1, 4])
+def test_a_scenario_triggers_what_it_claims(name: str, cover: str, dcp_size: int) -> None:
+    assert TRIGGERS[cover](plan_of(name, dcp_size)), f"{name} does not trigger {cover}"
+
+
+def test_the_triggers_tell_scenarios_apart() -> None:
+    """A predicate that everything satisfies would prove nothing."""
+    for cover in sorted(ASKED_FOR):
+        missing = [name for name in NAMES if not TRIGGERS[cover](plan_of(name))]
+        assert missing, f"every scenario satisfies {cover}"
+
+
+def test_every_sequence_asked_for_is_claimed() -> None:
+    assert {cover for _, cover in claims()} >= ASKED_FOR
+    assert len(NAMES) >= 12
+
+
+@pytest.mark.parametrize("dcp_size", [1, 2, 4])
+def test_preemption_happens_for_every_dcp_size(dcp_size: int) -> None:
+    plan = plan_of("preemption", dcp_size)
+    again = [new for step in plan.steps for new in step.new_requests if new.num_generated]
+    assert sum(len(step.preempted_req_ids) for step in plan.steps) >= 2
+    assert len(again) >= 2
+
+
+def test_prompts_are_chunked_beside_decodes() -> None:
+    plan = plan_of("chunked-prefill")
+    chunks: dict[str, int] = {}
+    for share in shares(plan, prefill=True):
+        chunks[share.req_id] = chunks.get(share.req_id, 0) + 1
+    assert sorted(chunks.values())[-3:] >= [2, 3, 4]
+
+
+def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:
+    scenario = load_scenario("azure-code")
+    for word in ("AzurePublicDataset", "CC BY 4.0", "divided by 60"):
+        assert word in scenario.source
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_scenario_is_small_and_mostly_decodes(name: str) -> None:
+    plan = plan_of(name)
+    assert 25 <= len(plan.steps) <= 80
+    assert len(decode_sizes(plan)) >= 0.5 * len(plan.steps)
+    assert (plan.max_num_seqs, plan.max_model_len, plan.block_sizes) == (16, 256, (16,))
+    if name != "preemption":
+        assert not any(step.preempted_req_ids for step in plan.steps)
+        assert [s.scheduled for s in plan.steps] == [s.scheduled for s in plan_of(name, 4).steps]
