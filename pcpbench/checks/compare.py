@@ -1,0 +1,203 @@
+"""Comparing what two arms computed in one step: hidden states, logits, sampled tokens (SPEC 11).
+
+Owns which outputs two records have in common and what each must satisfy. Knows no KV cache and no
+plan beyond the order of requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcpbench.checks.budgets import logit_gap_allowed
+from pcpbench.checks.drift import is_ok, measure, next_token_kl, same_bits
+from pcpbench.plan import StepPlan
+from pcpbench.records import Difference, Drift, StepRecord
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepComparison:
+    """What two records of one step had in common and how it compared.
+
+    drifts: one for each common tensor; empty means that nothing was compared.
+    difference: the first tensor, in the order hidden, logits, sampled, that was not allowed.
+    num_sampled, num_top1_equal, token_mismatches, max_kl: of the rows sampled by both.
+    """
+
+    drifts: tuple[Drift, ...]
+    difference: Difference | None
+    num_sampled: int = 0
+    num_top1_equal: int = 0
+    token_mismatches: int = 0
+    max_kl: float | None = None
+
+
+def compare_steps(
+    record: StepRecord,
+    twin: StepRecord,
+    kind: str,
+    dtype: str,
+    step: StepPlan | None = None,
+    exclude: Collection[str] = (),
+) -> StepComparison:
+    """Compare the outputs that both records hold.
+
+    exclude: requests whose inputs already differ (free-running arms that sampled different tokens);
+    their rows are left out, for which `step` must give the order of the hidden rows.
+    """
+    drifts: list[Drift] = []
+    ours, theirs = _hidden(record, step, exclude), _hidden(twin, step, exclude)
+    if ours.size and theirs.size:
+        drifts.append(measure(kind, "hidden", ours, theirs, dtype))
+    common = [
+        req_id
+        for req_id in dict.fromkeys(record.sampled_req_ids)
+        if req_id in twin.sampled_req_ids and req_id not in exclude
+    ]
+    left, right = _rows_of(record, common), _rows_of(twin, common)
+    outcome: dict[str, Any] = {}
+    if any(len(r.sampled) != len(r.sampled_req_ids) for r in (record, twin)) or any(
+        len(r.logits) != len(r.sampled_req_ids) for r in (record, twin)
+    ):
+        drifts.append(measure(kind, "logits", record.logits, twin.logits[:0], dtype))
+    elif len(left) and len(left) == len(right):
+        drifts += _compare_logits(record, twin, left, right, kind, dtype, outcome)
+    elif len(left) != len(right):
+        drifts.append(measure(kind, "sampled", np.array(left), np.array(right), dtype))
+    bad = next((drift for drift in drifts if not is_ok(drift)), None)
+    difference = None if bad is None else difference_of(record, twin, bad)
+    return StepComparison(drifts=tuple(drifts), difference=difference, **outcome)
+
+
+def flipped(record: StepRecord, twin: StepRecord) -> set[str]:
+    """Requests for which both sampled, but not the same tokens."""
+    ours, theirs = _tokens_of(record), _tokens_of(twin)
+    return {req_id for req_id in ours.keys() & theirs.keys() if ours[req_id] != theirs[req_id]}
+
+
+def stale_hint(record: StepRecord, twin_before: StepRecord | None) -> str:
+    """Says so when an arm's outputs are those of its twin one step earlier: a stale input."""
+    if twin_before is None:
+        return ""
+    for name in ("hidden", "logits"):
+        ours, earlier = getattr(record, name), getattr(twin_before, name)
+        if ours.size and same_bits(ours, earlier):
+            return f"{name} equals that of {twin_before.arm} in step {twin_before.step}: stale"
+    return ""
+
+
+def difference_of(
+    record: StepRecord,
+    twin: StepRecord,
+    drift: Drift,
+    rank: int | None = None,
+    layer: int | None = None,
+) -> Difference:
+    """Name the place of a drift."""
+    return Difference(
+        kind=drift.kind,
+        arm=record.arm,
+        twin=twin.arm,
+        scenario=record.scenario,
+        step=record.step,
+        rank=rank,
+        layer=layer,
+        tensor=drift.tensor,
+        drift=drift,
+    )
+
+
+def _compare_logits(
+    record: StepRecord,
+    twin: StepRecord,
+    left: list[int],
+    right: list[int],
+    kind: str,
+    dtype: str,
+    outcome: dict[str, Any],
+) -> list[Drift]:
+    ours, theirs = record.logits[left], twin.logits[right]
+    tokens, twin_tokens = record.sampled[left], twin.sampled[right]
+    logits = measure(kind, "logits", ours, theirs, dtype)
+    outcome["num_sampled"] = len(left)
+    outcome["token_mismatches"] = int((tokens != twin_tokens).sum())
+    measured = logits.outcome not in ("non_finite", "shape_mismatch")
+    if measured and np.isfinite(theirs).all():
+        outcome["num_top1_equal"] = int((ours.argmax(axis=1) == theirs.argmax(axis=1)).sum())
+        outcome["max_kl"] = float(next_token_kl(ours, theirs).max())
+    allowed = measured and _flips_allowed(theirs, tokens, twin_tokens, kind, dtype)
+    return [logits, _sampled_drift(kind, tokens, twin_tokens, allowed)]
+
+
+def _flips_allowed(
+    twin_logits: NDArray[Any],
+    tokens: NDArray[Any],
+    twin_tokens: NDArray[Any],
+    kind: str,
+    dtype: str,
+) -> bool:
+    """Whether each flipped token was a near tie in the twin: closer than drift could close."""
+    vocab = twin_logits.shape[1]
+    for row in np.flatnonzero(tokens != twin_tokens):
+        if not (0 <= tokens[row] < vocab and 0 <= twin_tokens[row] < vocab):
+            return False
+        logits = twin_logits[row].astype(np.float64)
+        gap = abs(logits[twin_tokens[row]] - logits[tokens[row]])
+        rms = float(np.sqrt(np.square(logits).mean()))
+        if not gap <= logit_gap_allowed(kind, dtype, rms):
+            return False
+    return True
+
+
+def _sampled_drift(
+    kind: str, tokens: NDArray[Any], twin_tokens: NDArray[Any], allowed: bool
+) -> Drift:
+    """Tokens have no distance: only their number of mismatches is measured."""
+    mismatched = int((tokens != twin_tokens).sum())
+    outcome = "within_budget" if allowed and kind != "capture" else "exceeds_budget"
+    return Drift(
+        kind=kind,
+        tensor="sampled",
+        outcome=outcome if mismatched else "bitwise",
+        num_elements=len(tokens),
+        num_mismatched=mismatched,
+        max_abs=None,
+        max_rel=None,
+        max_ulp=None,
+        cosine=None,
+    )
+
+
+def _hidden(
+    record: StepRecord, step: StepPlan | None, exclude: Collection[str]
+) -> NDArray[np.float32]:
+    """Restored hidden states [tokens, hidden] without the rows of excluded requests."""
+    if not exclude or step is None or len(record.hidden) != step.num_tokens:
+        return record.hidden
+    keep = np.concatenate(
+        [
+            np.full(request.num_scheduled_tokens, request.req_id not in exclude)
+            for request in step.scheduled
+        ]
+    )
+    kept: NDArray[np.float32] = record.hidden[keep]
+    return kept
+
+
+def _rows_of(record: StepRecord, req_ids: list[str]) -> list[int]:
+    """Rows of the sampled outputs that belong to some requests, request by request."""
+    rows: dict[str, list[int]] = {}
+    for row, req_id in enumerate(record.sampled_req_ids):
+        rows.setdefault(req_id, []).append(row)
+    return [row for req_id in req_ids for row in rows[req_id]]
+
+
+def _tokens_of(record: StepRecord) -> dict[str, list[int]]:
+    tokens: dict[str, list[int]] = {}
+    for req_id, token in zip(record.sampled_req_ids, record.sampled.tolist(), strict=False):
+        tokens.setdefault(req_id, []).append(token)
+    return tokens

@@ -1,0 +1,93 @@
+"""What a contract sees of a step, and how it words what it finds.
+
+Owns `StepView` and the comparison of one array with its expectation. Knows no particular contract.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcpbench.checks.oracle import RankExpectation, StepExpectation
+from pcpbench.checks.setup import ArmSetup
+from pcpbench.plan import StepPlan
+from pcpbench.records import RankRecord, StepRecord, Violation
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepView:
+    """One step of one arm: the plan, what was recorded and what was expected.
+
+    expected is None for an idle step, whose dummy batch the plan does not describe.
+    """
+
+    plan: StepPlan
+    record: StepRecord
+    setup: ArmSetup
+    expected: StepExpectation | None
+
+    def violation(self, contract: str, rank: int | None, tensor: str, message: str) -> Violation:
+        """A finding about this step."""
+        return Violation(
+            contract=contract,
+            arm=self.record.arm,
+            scenario=self.record.scenario,
+            step=self.record.step,
+            rank=rank,
+            tensor=tensor,
+            message=message,
+        )
+
+    def ranks(self) -> Iterator[tuple[RankRecord, RankExpectation]]:
+        """Each recorded rank beside its expectation; nothing for an idle step."""
+        if self.expected is None:
+            return
+        by_rank = {expectation.rank: expectation for expectation in self.expected.ranks}
+        for record in self.record.ranks:
+            if record.rank in by_rank:
+                yield record, by_rank[record.rank]
+
+
+def mismatch(
+    name: str,
+    found: NDArray[Any],
+    expected: NDArray[Any],
+    what: str,
+    ignore: NDArray[np.bool_] | None = None,
+) -> str:
+    """One sentence on where `found` is not `expected`, or "" where it is.
+
+    Places where `ignore` is True are not looked at. Example: "seq_lens[3] is 17, expected 0
+    (padding row); 1 of 4 values differs".
+    """
+    if found.shape != expected.shape:
+        return f"{name} has shape {list(found.shape)}, expected {list(expected.shape)} ({what})"
+    differs = np.asarray(found != expected)
+    if ignore is not None:
+        differs &= ~ignore
+    count = int(differs.sum())
+    if not count:
+        return ""
+    place = tuple(int(axis[0]) for axis in np.nonzero(differs))
+    index = ", ".join(str(p) for p in place)
+    return (
+        f"{name}[{index}] is {found[place].item()}, expected {expected[place].item()} ({what}); "
+        f"{count} of {differs.size} value{'s' if count > 1 else ''} "
+        f"differ{'' if count > 1 else 's'}"
+    )
+
+
+def nonzero(name: str, found: NDArray[Any], first: int, what: str) -> str:
+    """One sentence on the first value of `found[first:]` that is not 0, or ""."""
+    tail = found[first:]
+    where = np.argwhere(tail != 0)
+    if not len(where):
+        return ""
+    place = where[0].tolist()
+    value = tail[tuple(place)].item()
+    index = ", ".join(str(p) for p in [place[0] + first, *place[1:]])
+    return f"{name}[{index}] is {value}, expected 0 ({what}); {len(where)} such values"

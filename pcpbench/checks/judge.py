@@ -1,0 +1,333 @@
+"""One scenario on trial: takes steps as they are run and ends with a verdict (SPEC 11-13).
+
+Owns the order of judging a step, what is remembered between steps, and the rules that turn findings
+into PASS, FAIL or NOT_COMPARED. Knows no engine; a session feeds it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+
+from pcpbench.checks import compare, kv, metrics
+from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
+from pcpbench.checks.drift import is_ok
+from pcpbench.checks.findings import StepView
+from pcpbench.checks.kv import KvView
+from pcpbench.checks.oracle import Oracle, StepExpectation
+from pcpbench.checks.oracle_tables import TokenFeed
+from pcpbench.checks.setup import KINDS, ArmSetup, Pair
+from pcpbench.checks.stats import ratio_of
+from pcpbench.checks.tally import ArmTally, PairTally
+from pcpbench.errors import UsageError
+from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import Drift, Notice, StepRecord, StepTiming, Violation
+from pcpbench.results import Outcome, Ratio, ScenarioResult
+
+MAX_SHOWN: Final = 20
+"""Violations kept of one contract in one arm; the rest are counted."""
+
+
+class ScenarioJudge:
+    """Judges one scenario step by step.
+
+    plan: the steps that every arm runs. setups: every arm that will be recorded. pairs: what to
+    compare, such as Pair(kind="capture", arm="full", twin="eager_padded[full]"). base, candidate:
+    the arms whose times are set against each other. dtype: of the engines. teacher: the arm whose
+    tokens feed all arms, None when each arm feeds itself. cost: `quick` or `full` contracts.
+    async_device: whether the device runs behind the host (decides what launch overhead means).
+    """
+
+    def __init__(
+        self,
+        plan: ScenarioPlan,
+        setups: Sequence[ArmSetup],
+        pairs: Sequence[Pair],
+        *,
+        base: str,
+        candidate: str,
+        dtype: str,
+        teacher: str | None = "reference",
+        cost: str = "quick",
+        contracts: Sequence[Contract] = CONTRACTS,
+        async_device: bool = False,
+    ) -> None:
+        self.plan, self.dtype, self.cost, self.contracts = plan, dtype, cost, contracts
+        self.base, self.candidate, self.async_device = base, candidate, async_device
+        self.setups = {setup.name: setup for setup in setups}
+        self._check_names(pairs)
+        self.oracle = Oracle(plan)
+        shared = TokenFeed()
+        self.feeds = {name: TokenFeed() if teacher is None else shared for name in self.setups}
+        self.teacher = teacher
+        self.arms = {setup.name: ArmTally(setup) for setup in setups}
+        self.pairs = [PairTally(pair) for pair in pairs]
+        self.violations: list[Violation] = []
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self.non_finite: dict[str, str] = {}
+        self._next_step = 0
+        self._before: dict[str, StepRecord] = {}
+        self._expected: dict[str, StepExpectation | None] = {}
+
+    def _check_names(self, pairs: Sequence[Pair]) -> None:
+        for pair in pairs:
+            if pair.kind not in KINDS:
+                raise UsageError(f"drift kind {pair.kind!r}: use one of {', '.join(KINDS)}.")
+        asked = [name for pair in pairs for name in (pair.arm, pair.twin)]
+        for name in (*asked, self.base, self.candidate):
+            if name not in self.setups:
+                known = ", ".join(self.setups)
+                raise UsageError(f"arm {name!r} is compared but not set up: set up are {known}.")
+
+    def observe_step(
+        self,
+        step: StepPlan,
+        records: Mapping[str, StepRecord],
+        kv_views: Mapping[str, KvView] | None = None,
+    ) -> list[Violation]:
+        """Judge one step, once, in the order of the plan; return what broke in it.
+
+        records: one for each arm that ran. kv_views: caches as they are after this step, to compare
+        the slots that it wrote. Raises ValueError for a step out of order.
+        """
+        if step.index != self.plan.steps[self._next_step].index:
+            raise ValueError(f"step {step.index} was judged out of the plan's order")
+        self._next_step += 1
+        self.oracle.advance(step)
+        for feed in {id(feed): feed for feed in self.feeds.values()}.values():
+            feed.advance(step)
+        found: list[Violation] = []
+        self._expected = {}
+        for name, record in records.items():
+            found += self._check_record(step, name, record, records)
+        for tally in self.pairs:
+            found += self._compare(step, tally, records)
+            if kv_views is not None:
+                found += self._compare_kv(step, tally, records, kv_views, "written")
+        self._feed(records)
+        self._before = dict(records)
+        self._keep(found)
+        return found
+
+    def observe_kv(
+        self, step: StepPlan, records: Mapping[str, StepRecord], kv_views: Mapping[str, KvView]
+    ) -> list[Violation]:
+        """Compare whole caches after a step that `observe_step` has judged (the last one, say)."""
+        found: list[Violation] = []
+        for tally in self.pairs:
+            found += self._compare_kv(step, tally, records, kv_views, "all")
+        self._keep(found)
+        return found
+
+    def finish(
+        self,
+        timings: Iterable[StepTiming] = (),
+        *,
+        notices: Sequence[Notice] = (),
+        wall_s: float = 0.0,
+    ) -> ScenarioResult:
+        """The verdict over all steps observed, with times where it is a pass."""
+        measured = list(timings)
+        times = {
+            name: metrics.arm_times(self.plan, measured, name, self.async_device)
+            for name in self.arms
+        }
+        failures, gaps = self._failures(), self._gaps()
+        outcome = Outcome.FAIL if failures else Outcome.NOT_COMPARED if gaps else Outcome.PASS
+        passed = outcome is Outcome.PASS
+        base, candidate = times[self.base], times[self.candidate]
+
+        def ratio(ours: metrics.Samples, theirs: metrics.Samples) -> Ratio | None:
+            return ratio_of(*metrics.paired(ours, theirs)) if passed else None
+
+        return ScenarioResult(
+            scenario=self.plan.scenario,
+            outcome=outcome,
+            reasons=tuple(failures + gaps),
+            arms=tuple(tally.summary(times[name]) for name, tally in self.arms.items()),
+            drifts=tuple(s for tally in self.pairs if (s := tally.summary()) is not None),
+            violations=tuple(self.violations),
+            first_differences=tuple(t.first for t in self.pairs if t.first is not None),
+            tpot_ratio=ratio(base.tpot, candidate.tpot),
+            itl_ratio=ratio(base.itl, candidate.itl),
+            launch_ratio=ratio(base.launch, candidate.launch),
+            notices=tuple(notices),
+            wall_s=wall_s,
+        )
+
+    def _check_record(
+        self, step: StepPlan, name: str, record: StepRecord, records: Mapping[str, StepRecord]
+    ) -> list[Violation]:
+        setup = self.setups[name]
+        expected = None
+        if step.scheduled and not step.idle:
+            descriptor = _padding_of(setup, record, records)
+            expected = self.oracle.expect(step, setup, descriptor, self.feeds[name])
+        self._expected[name] = expected
+        self.arms[name].observe(step, record, expected)
+        for tensor in ("hidden", "logits"):
+            values = getattr(record, tensor)
+            if name not in self.non_finite and not np.isfinite(values).all():
+                row = int(np.argmin(np.isfinite(values).all(axis=-1)))
+                where = f"step {step.index}, tensor {tensor}, row {row}"
+                self.non_finite[name] = f"{name} computed a non-finite value: {where}"
+        view = StepView(plan=step, record=record, setup=setup, expected=expected)
+        return check_step(view, self.contracts, self.cost)
+
+    def _compare(
+        self, step: StepPlan, tally: PairTally, records: Mapping[str, StepRecord]
+    ) -> list[Violation]:
+        pair = tally.pair
+        record, twin = records.get(pair.arm), records.get(pair.twin)
+        if record is None or twin is None or self._expected.get(pair.arm) is None:
+            return []
+        tally.diverged.difference_update(step.finished_req_ids)
+        result = compare.compare_steps(record, twin, pair.kind, self.dtype, step, tally.diverged)
+        tally.observe(result)
+        if self.teacher is None and pair.kind != "capture":
+            tally.diverged |= compare.flipped(record, twin)
+        if pair.kind != "capture":
+            return []
+        stale = compare.stale_hint(record, self._before.get(pair.twin))
+        return [
+            _capture_violation(record, twin, None, drift, stale)
+            for drift in result.drifts
+            if not is_ok(drift)
+        ]
+
+    def _compare_kv(
+        self,
+        step: StepPlan,
+        tally: PairTally,
+        records: Mapping[str, StepRecord],
+        views: Mapping[str, KvView],
+        scope: str,
+    ) -> list[Violation]:
+        pair = tally.pair
+        record, twin = records.get(pair.arm), records.get(pair.twin)
+        found, other = views.get(pair.arm), views.get(pair.twin)
+        expected = self._expected.get(pair.arm)
+        if record is None or twin is None or found is None or other is None:
+            return []
+        if pair.kind == "capture" and (expected is not None or scope == "all"):
+            num_ranks = self.setups[pair.arm].world.size
+            slots_of = expected if scope == "written" else None
+            places = kv.compare_kv(found, other, slots_of, num_ranks, self.dtype)
+        elif expected is not None:
+            places = kv.compare_kv_by_position(
+                found,
+                other,
+                self.oracle,
+                step,
+                self.setups,
+                (pair.arm, pair.twin),
+                pair.kind,
+                self.dtype,
+                scope,
+                tally.diverged,
+            )
+        else:
+            return []
+        broken: list[Violation] = []
+        for place in places:
+            difference = None
+            if not is_ok(place.drift):
+                difference = compare.difference_of(
+                    record, twin, place.drift, place.rank, place.layer
+                )
+                if pair.kind == "capture":
+                    where = f"layer {place.layer}, {place.where}"
+                    broken.append(_capture_violation(record, twin, place.rank, place.drift, where))
+            tally.note((place.drift,), difference)
+        return broken
+
+    def _feed(self, records: Mapping[str, StepRecord]) -> None:
+        """Let the tokens of this step be the known inputs of later ones."""
+        for name, record in records.items():
+            if self.teacher is None or name == self.teacher:
+                self.feeds[name].extend(record.sampled_req_ids, record.sampled)
+
+    def _keep(self, found: Iterable[Violation]) -> None:
+        for violation in found:
+            key = (violation.contract, violation.arm)
+            self.counts[key] += 1
+            if self.counts[key] <= MAX_SHOWN:
+                self.violations.append(violation)
+
+    def _failures(self) -> list[str]:
+        reasons = []
+        for (contract, arm), count in self.counts.items():
+            first = next(v for v in self.violations if (v.contract, v.arm) == (contract, arm))
+            rank = "" if first.rank is None else f", rank {first.rank}"
+            reasons.append(
+                f"{contract} broken by {arm} {count} time{'s' if count > 1 else ''}, first at step "
+                f"{first.step}{rank}, {first.tensor}: {first.message}"
+            )
+        reasons += self.non_finite.values()
+        for tally in self.pairs:
+            if tally.first is not None and tally.pair.kind != "capture":
+                reasons.append(_drift_reason(tally))
+        return reasons
+
+    def _gaps(self) -> list[str]:
+        """What keeps the comparison from being one, though nothing broke."""
+        if not any(step.scheduled and not step.idle for step in self.plan.steps):
+            return ["the scenario has no step that computes anything"]
+        reasons = []
+        for name, tally in self.arms.items():
+            if tally.num_steps < len(self.plan.steps):
+                reasons.append(f"{name}: {tally.num_steps} of {len(self.plan.steps)} steps ran")
+            elif asked := tally.not_as_asked():
+                reasons.append(asked)
+        if not self.pairs:
+            reasons.append("no pair of arms was compared")
+        for pair_tally in self.pairs:
+            if not pair_tally.num_steps:
+                pair = pair_tally.pair
+                reasons.append(f"{pair.arm} and {pair.twin} have no output in common")
+        return reasons
+
+
+def _padding_of(
+    setup: ArmSetup, record: StepRecord, records: Mapping[str, StepRecord]
+) -> BatchExecutionDescriptor:
+    """What a step is padded to: its own descriptor, or for a padded twin that of its model."""
+    model = records.get(setup.padded_like) if setup.padded_like is not None else None
+    return record.descriptor if model is None else model.descriptor
+
+
+def _capture_violation(
+    record: StepRecord, twin: StepRecord, rank: int | None, drift: Drift, where: str
+) -> Violation:
+    size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
+    return Violation(
+        contract="C13",
+        arm=record.arm,
+        scenario=record.scenario,
+        step=record.step,
+        rank=rank,
+        tensor=drift.tensor,
+        message=(
+            f"{drift.tensor} is not bitwise that of {twin.arm}: {drift.num_mismatched} of "
+            f"{drift.num_elements} values differ{size} ({drift.outcome}, ran as "
+            f"{record.descriptor.label})" + (f"; {where}" if where else "")
+        ),
+    )
+
+
+def _drift_reason(tally: PairTally) -> str:
+    difference = tally.first
+    assert difference is not None
+    drift = difference.drift
+    size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
+    rank = "" if difference.rank is None else f", rank {difference.rank}"
+    layer = "" if difference.layer is None else f", layer {difference.layer}"
+    return (
+        f"{drift.kind} drift of {difference.arm} from {difference.twin} {drift.outcome}, first at "
+        f"step {difference.step}{rank}{layer}, {drift.tensor}: {drift.num_mismatched} of "
+        f"{drift.num_elements} values differ{size}"
+    )

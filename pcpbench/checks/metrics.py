@@ -1,0 +1,159 @@
+"""Times of requests and steps on the worker's clock, and how two arms compare (SPEC 13).
+
+Formulas, in seconds. The worker clock of a repetition is the running sum of its steps' wall times,
+dummy steps included. A token's time is the end of the step that sampled it.
+    TPOT of a request = (last token time - first token time) / (output tokens - 1)
+    ITL               = gap between successive tokens of a request
+    TTFT              = first token time - start of the request's arrival step
+    launch overhead   = median over repetitions of a step's wall time - its kernel floor (CPU), or
+                        the median submit time (a device that runs behind the host)
+    kernel floor      = median over the repetitions that measured it
+The arrival step is the first step that starts, on the scenario's clock, at or after the request's
+arrival, and never later than the step that admitted it: waiting for a place in the batch counts,
+waiting for a step to begin does not. All ranks of a process run one after the other, so these times
+are for comparing arms with each other (scope = worker), never with a served system.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcpbench.checks.stats import stat_of
+from pcpbench.plan import ScenarioPlan
+from pcpbench.records import StepTiming
+from pcpbench.results import Stat
+
+Samples = dict[tuple[str, int], float]
+"""(what, repetition) -> seconds; `what` is a request, `request#gap`, or a step number."""
+
+
+@dataclass(frozen=True)
+class RequestTimes:
+    """Arrival and token times of one request on the worker clock of one repetition, in seconds."""
+
+    arrival_s: float
+    token_s: tuple[float, ...]
+
+
+@dataclass
+class ArmTimes:
+    """Samples of one arm over its repetitions, keyed so that two arms can be paired."""
+
+    tpot: Samples = field(default_factory=dict)
+    itl: Samples = field(default_factory=dict)
+    ttft: Samples = field(default_factory=dict)
+    step: Samples = field(default_factory=dict)
+    launch: Samples = field(default_factory=dict)
+    kernel: Samples = field(default_factory=dict)
+
+    def stats(self) -> dict[str, Stat | None]:
+        """A Stat of each kind of sample, None where there is none; keys as in ArmSummary."""
+        kinds = ("tpot", "itl", "ttft", "step", "launch", "kernel")
+        return {kind: stat_of(list(getattr(self, kind).values())) for kind in kinds}
+
+
+def arm_times(
+    plan: ScenarioPlan, timings: Iterable[StepTiming], arm: str, async_device: bool = False
+) -> ArmTimes:
+    """Collect the samples of one arm; repetitions that lack a step of the plan are left out of the
+    request metrics, since their clock has a hole."""
+    by_repetition: dict[int, dict[int, StepTiming]] = {}
+    for timing in timings:
+        if timing.arm == arm:
+            by_repetition.setdefault(timing.repetition, {})[timing.step] = timing
+    times = ArmTimes()
+    busy = [step.index for step in plan.steps if not step.idle and step.scheduled]
+    for repetition, steps in sorted(by_repetition.items()):
+        for index in busy:
+            if index in steps:
+                times.step[(str(index), repetition)] = steps[index].wall_s
+        if all(step.index in steps for step in plan.steps):
+            walls = [steps[step.index].wall_s for step in plan.steps]
+            _add_requests(times, request_times(plan, walls), repetition)
+    for index in busy:
+        here = [steps[index] for steps in by_repetition.values() if index in steps]
+        _add_launch(times, index, here, async_device)
+    return times
+
+
+def request_times(plan: ScenarioPlan, walls: Sequence[float]) -> dict[str, RequestTimes]:
+    """Arrival and token times of every request, given the wall time of each step of the plan.
+
+    Example: steps of 2, 1 and 1 s; a request that arrives before step 0, is admitted with it and
+    samples in steps 0, 1 and 2 has arrival 0 and tokens at 2, 3 and 4: TTFT 2, TPOT 1.
+    """
+    ends = np.cumsum(np.array(walls, dtype=np.float64))
+    starts = ends - np.array(walls, dtype=np.float64)
+    admitted: dict[str, int] = {}
+    tokens: dict[str, list[float]] = {}
+    for number, step in enumerate(plan.steps):
+        for request in step.new_requests:
+            admitted.setdefault(request.req_id, number)
+        for scheduled in step.scheduled:
+            admitted.setdefault(scheduled.req_id, number)
+            if scheduled.samples:
+                tokens.setdefault(scheduled.req_id, []).append(float(ends[number]))
+    return {
+        req_id: RequestTimes(
+            float(starts[_arrival_step(plan, req_id, number)]), tuple(tokens.get(req_id, ()))
+        )
+        for req_id, number in admitted.items()
+    }
+
+
+def _arrival_step(plan: ScenarioPlan, req_id: str, admitted: int) -> int:
+    arrival = plan.arrivals_s.get(req_id)
+    if arrival is None:
+        return admitted
+    for number, step in enumerate(plan.steps[:admitted]):
+        if step.time_s >= arrival:
+            return number
+    return admitted
+
+
+def _add_requests(times: ArmTimes, requests: Mapping[str, RequestTimes], repetition: int) -> None:
+    for req_id, request in requests.items():
+        tokens = request.token_s
+        if not tokens:
+            continue
+        times.ttft[(req_id, repetition)] = tokens[0] - request.arrival_s
+        if len(tokens) > 1:
+            times.tpot[(req_id, repetition)] = (tokens[-1] - tokens[0]) / (len(tokens) - 1)
+        for gap in range(1, len(tokens)):
+            times.itl[(f"{req_id}#{gap}", repetition)] = tokens[gap] - tokens[gap - 1]
+
+
+def _add_launch(
+    times: ArmTimes, index: int, timings: Sequence[StepTiming], async_device: bool
+) -> None:
+    """One launch and one kernel sample a step (repetition 0: they are medians over repetitions).
+
+    Wall times come from the repetitions that did not measure kernels, where there are any.
+    """
+    kernels = [timing.kernel_s for timing in timings if timing.kernel_s is not None]
+    plain = [timing for timing in timings if timing.kernel_s is None] or list(timings)
+    key = (str(index), 0)
+    if kernels:
+        times.kernel[key] = float(np.median(kernels))
+    if async_device and plain:
+        times.launch[key] = float(np.median([timing.submit_s for timing in plain]))
+    elif kernels and plain:
+        times.launch[key] = float(np.median([t.wall_s for t in plain])) - times.kernel[key]
+
+
+def paired(base: Samples, candidate: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """candidate / base of every key that both hold, and each pair's repetition.
+
+    Pairs whose base is not positive have no ratio and are left out (a launch overhead can be lost
+    in noise); where fewer than half remain the answer is empty.
+    """
+    keys = [key for key in base if key in candidate]
+    sound = [key for key in keys if base[key] > 0]
+    if len(sound) * 2 < len(keys):
+        sound = []
+    ratios = np.array([candidate[key] / base[key] for key in sound], dtype=np.float64)
+    return ratios, np.array([key[1] for key in sound], dtype=np.int64)

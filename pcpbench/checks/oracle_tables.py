@@ -1,0 +1,109 @@
+"""What each request owns as steps go by: its known tokens, its blocks, its KV slots (SPEC 7, 9).
+
+Owns the bookkeeping that a worker does in its request states and block tables, done again from the
+plan. Knows no rank-local row and no padding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import IntArray
+
+PAD = -1
+UNKNOWN_TOKEN = -1
+
+
+@dataclass
+class TokenFeed:
+    """The generated tokens that one arm reads as decode inputs.
+
+    Under teacher forcing all arms share the feed of the teacher; in free running each has its own.
+    """
+
+    generated: dict[str, list[int]] = field(default_factory=dict)
+
+    def advance(self, step: StepPlan) -> None:
+        """Forget what left, and cut a re-admitted request back to what it re-enters with."""
+        for req_id in step.finished_req_ids:
+            self.generated.pop(req_id, None)
+        for request in step.new_requests:
+            self.generated[request.req_id] = self.of(request.req_id)[: request.num_generated]
+
+    def extend(self, req_ids: Sequence[str], tokens: IntArray) -> None:
+        """Append what a step sampled."""
+        for req_id, token in zip(req_ids, tokens.tolist(), strict=False):
+            self.generated.setdefault(req_id, []).append(int(token))
+
+    def of(self, req_id: str) -> list[int]:
+        """Tokens generated so far by one request."""
+        return self.generated.get(req_id, [])
+
+
+class RequestBook:
+    """Prompts and block ids of the requests that the worker knows."""
+
+    def __init__(self, plan: ScenarioPlan) -> None:
+        self.block_sizes = plan.block_sizes
+        self.prompts: dict[str, tuple[int, ...]] = {}
+        self.block_ids: dict[str, list[list[int]]] = {}
+
+    def advance(self, step: StepPlan) -> None:
+        """Apply one step: leavers first, then arrivals, then new blocks."""
+        for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
+            self.prompts.pop(req_id, None)
+            self.block_ids.pop(req_id, None)
+        for request in step.new_requests:
+            self.prompts[request.req_id] = request.prompt_token_ids
+            self.block_ids[request.req_id] = [[] for _ in self.block_sizes]
+        for req_id, groups in step.new_block_ids.items():
+            tables = self.block_ids.setdefault(req_id, [[] for _ in self.block_sizes])
+            for table, ids in zip(tables, groups, strict=False):
+                table.extend(ids)
+
+    def tokens(self, req_id: str, first: int, count: int, feed: TokenFeed) -> list[int]:
+        """Input ids at positions first .. first + count - 1; UNKNOWN_TOKEN where nobody can know.
+
+        Draft tokens, and tokens whose sampling was not recorded, are unknown.
+        """
+        known = [*self.prompts.get(req_id, ()), *feed.of(req_id)]
+        return [known[p] if p < len(known) else UNKNOWN_TOKEN for p in range(first, first + count)]
+
+    def table(self, req_id: str, group: int) -> list[int]:
+        """Block ids of a request in one KV group, in order."""
+        tables = self.block_ids.get(req_id)
+        return tables[group] if tables else []
+
+    def slots(
+        self, req_id: str, group: int, positions: IntArray, dcp_size: int, interleave: int
+    ) -> tuple[IntArray, IntArray]:
+        """Slot on its owner, and the owning DCP rank, of each position; PAD past the last block.
+
+        Block size 4, dcp 2, interleave 2: one block id stands for 8 positions, dealt out in runs of
+        2. Position 13 lies in the table's second block at offset 5, on rank (5 // 2) % 2 = 0, as
+        that rank's offset 5 // 4 * 2 + 5 % 2 = 3; with block id 7 its slot is 7 * 4 + 3 = 31.
+        """
+        span = self.block_sizes[group]
+        table = np.array(self.table(req_id, group), dtype=np.int64)
+        number, offset = positions // span, positions % span
+        owner = (offset // interleave) % dcp_size
+        local = offset // (dcp_size * interleave) * interleave + offset % interleave
+        slots = np.full(len(positions), PAD, dtype=np.int64)
+        known = number < len(table)
+        slots[known] = table[number[known]] * (span // dcp_size) + local[known]
+        return slots, owner
+
+
+def dcp_share(length: int, dcp_size: int, dcp_rank: int, interleave: int) -> int:
+    """How many of the first `length` positions one DCP rank holds, counted run by run (SPEC 7).
+
+    dcp_share(11, 2, 0, 2) counts positions 0, 1, 4, 5, 8, 9: 6; rank 1 has the other 5.
+    """
+    lap = dcp_size * interleave
+    whole, rest = divmod(length, lap)
+    in_rest = min(max(rest - dcp_rank * interleave, 0), interleave)
+    return whole * interleave + in_rest

@@ -1,0 +1,52 @@
+"""What the judge must be told of an arm and of a comparison before the first step.
+
+Owns two frozen settings records. Knows no step, no record and no engine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.world import World
+
+KINDS: Final = ("partition", "padding", "capture")
+"""The drifts that SPEC 11 separates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArmSetup:
+    """One arm as it was configured.
+
+    name: as in its records, such as `full` or `eager_padded[full]`.
+    world, interleave: its ranks and how KV positions are dealt out; the reference arm has World().
+    mode: the configured graph mode (NONE for eager arms and their padded twins).
+    candidates: what the arm could dispatch to: the descriptors that it captured, or for a padded
+    twin those of the arm that it is padded like. Empty where nothing is captured.
+    padded_like: the arm whose descriptor each step of this one is padded to, if any.
+    sharded_groups: for each KV group, whether DCP shards it; None means all of them.
+    """
+
+    name: str
+    world: World
+    interleave: int = 1
+    mode: CUDAGraphMode = CUDAGraphMode.NONE
+    candidates: tuple[BatchExecutionDescriptor, ...] = ()
+    padded_like: str | None = None
+    sharded_groups: tuple[bool, ...] | None = None
+
+    def dcp_size_of(self, group: int) -> int:
+        """Over how many ranks the positions of one KV group are spread."""
+        if self.sharded_groups is not None and not self.sharded_groups[group]:
+            return 1
+        return self.world.dcp_size
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """Two arms to compare: `kind` is the drift between `arm` and the `twin` it is measured from."""
+
+    kind: str
+    arm: str
+    twin: str

@@ -1,0 +1,158 @@
+"""Running counts of one arm and of one pair over the steps of a scenario.
+
+Owns what is added up and the summaries made of it. Decides nothing about pass or fail.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pcpbench.checks.compare import StepComparison
+from pcpbench.checks.contract_dispatch import smallest_covering
+from pcpbench.checks.drift import is_ok, worse
+from pcpbench.checks.metrics import ArmTimes
+from pcpbench.checks.oracle import StepExpectation
+from pcpbench.checks.setup import ArmSetup, Pair
+from pcpbench.modes import CUDAGraphMode
+from pcpbench.plan import StepPlan
+from pcpbench.records import Difference, Drift, StepRecord
+from pcpbench.results import ArmSummary, DriftSummary
+
+
+@dataclass
+class ArmTally:
+    """Counts of one arm; see ArmSummary for their meaning."""
+
+    setup: ArmSetup
+    num_steps: int = 0
+    steps_idle: int = 0
+    decode_steps: int = 0
+    coverable: int = 0
+    coverable_full: int = 0
+    real_tokens: int = 0
+    padded_tokens: int = 0
+    output_tokens: int = 0
+    modes: Counter[CUDAGraphMode] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)
+    requests: set[str] = field(default_factory=set)
+
+    def observe(self, step: StepPlan, record: StepRecord, expected: StepExpectation | None) -> None:
+        """Add one step. A padded twin runs eagerly, whatever descriptor it is padded to."""
+        self.num_steps += 1
+        if expected is None:
+            self.steps_idle += 1
+            return
+        padded_twin = self.setup.padded_like is not None
+        mode = CUDAGraphMode.NONE if padded_twin else record.descriptor.cg_mode
+        self.modes[mode] += 1
+        self.requests.update(request.req_id for request in step.scheduled)
+        self.output_tokens += len(record.sampled)
+        self.real_tokens += sum(rank.num_tokens for rank in record.ranks)
+        self.padded_tokens += sum(rank.num_tokens_after_padding for rank in record.ranks)
+        if record.miss_reason and not padded_twin:
+            self.reasons[record.miss_reason] += 1
+        if step.has_prefill:
+            return
+        self.decode_steps += 1
+        best = smallest_covering(self.setup.candidates, expected)
+        if best is not None and best.cg_mode is CUDAGraphMode.FULL:
+            self.coverable += 1
+            self.coverable_full += mode is CUDAGraphMode.FULL
+
+    @property
+    def steps_computed(self) -> int:
+        """Steps that ran a real batch."""
+        return self.num_steps - self.steps_idle
+
+    def not_as_asked(self) -> str:
+        """Why this arm's results say nothing of the mode it was configured with, or ""."""
+        mode, name = self.setup.mode, self.setup.name
+        if self.setup.padded_like is not None or mode is CUDAGraphMode.NONE:
+            return ""
+        graphs = self.modes[CUDAGraphMode.FULL] + self.modes[CUDAGraphMode.PIECEWISE]
+        if not mode.has_full_cudagraphs():
+            return "" if graphs else f"{name}: no step was served by a PIECEWISE graph"
+        if self.modes[CUDAGraphMode.FULL]:
+            return ""
+        if self.decode_steps == 0:
+            if graphs:
+                return ""
+            return f"{name}: the scenario has no decode step, so no FULL graph could run"
+        why = (
+            f"{self.coverable} of them fit a captured size"
+            if self.coverable
+            else "none of them fits a captured size"
+        )
+        return f"{name}: no step was served by FULL, of {self.decode_steps} decode steps; {why}"
+
+    def summary(self, times: ArmTimes | None) -> ArmSummary:
+        """The arm's part of a result."""
+        return ArmSummary(
+            arm=self.setup.name,
+            num_steps=self.num_steps,
+            num_requests=len(self.requests),
+            num_output_tokens=self.output_tokens,
+            steps_full=self.modes[CUDAGraphMode.FULL],
+            steps_piecewise=self.modes[CUDAGraphMode.PIECEWISE],
+            steps_none=self.modes[CUDAGraphMode.NONE],
+            steps_idle=self.steps_idle,
+            decode_steps=self.decode_steps,
+            coverable=self.coverable,
+            coverable_full=self.coverable_full,
+            miss_reasons=dict(self.reasons.most_common()),
+            real_tokens=self.real_tokens,
+            padded_tokens=self.padded_tokens,
+            **({} if times is None else times.stats()),
+        )
+
+
+@dataclass
+class PairTally:
+    """Drift of one pair so far. diverged: requests whose inputs differ (free running only)."""
+
+    pair: Pair
+    num_steps: int = 0
+    num_sampled: int = 0
+    num_top1_equal: int = 0
+    token_mismatches: int = 0
+    max_kl: float | None = None
+    worst: Drift | None = None
+    first: Difference | None = None
+    diverged: set[str] = field(default_factory=set)
+
+    def observe(self, comparison: StepComparison) -> None:
+        """Add one step's outputs; a step with nothing in common does not count as compared."""
+        if not comparison.drifts:
+            return
+        self.num_steps += 1
+        self.num_sampled += comparison.num_sampled
+        self.num_top1_equal += comparison.num_top1_equal
+        self.token_mismatches += comparison.token_mismatches
+        if comparison.max_kl is not None:
+            self.max_kl = max(self.max_kl or 0.0, comparison.max_kl)
+        self.note(comparison.drifts, comparison.difference)
+
+    def note(self, drifts: Iterable[Drift], difference: Difference | None) -> None:
+        """Add drifts, and the place of the first one that was not allowed."""
+        for drift in drifts:
+            self.worst = worse(self.worst, drift)
+        if self.first is None:
+            self.first = difference
+
+    def summary(self) -> DriftSummary | None:
+        """The pair's part of a result; None where nothing was compared."""
+        if self.worst is None or not self.num_steps:
+            return None
+        return DriftSummary(
+            kind=self.pair.kind,
+            arm=self.pair.arm,
+            twin=self.pair.twin,
+            num_steps_compared=self.num_steps,
+            worst=self.worst,
+            top1_agreement=self.num_top1_equal / self.num_sampled if self.num_sampled else None,
+            token_mismatches=self.token_mismatches,
+            max_kl=self.max_kl,
+            ok=is_ok(self.worst) and self.first is None,
+        )
