@@ -68,7 +68,7 @@ def _ragged_sum(x: torch.Tensor, rows: torch.Tensor, out: torch.Tensor) -> None:
 
 
 def _twice(x: torch.Tensor) -> torch.Tensor:
-    return x * 2 + float(x.sum().item() > 0)
+    return x * 2 + float(x.sum(0).tolist()[0] > 0)
 
 
 def _count(seen: torch.Tensor, x: torch.Tensor) -> torch.Tensor:

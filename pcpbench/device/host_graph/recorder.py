@@ -19,6 +19,7 @@ from pcpbench.device.host_graph.lowering import Lowering
 from pcpbench.device.host_graph.refusals import (
     HostReadGuard,
     check_operator,
+    check_result,
     refuse_higher_order,
     refuse_moving,
 )
@@ -43,6 +44,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     generators: every random generator that an op was given, with its state before the op.
     """
+
+    supports_higher_order_operators = True  # so that they come here, to be refused by name
 
     def __init__(
         self,
@@ -100,6 +103,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _compute(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         """An op that writes nothing that exists."""
         result = facts.func(*args, **kwargs)
+        check_result(facts, args, result, self._guard)
         if facts.is_custom:
             return self._move_in(facts, args, kwargs, result)
         if facts.base in _UNWRITTEN:

@@ -40,7 +40,9 @@ _LAYOUT = (
 _HIGHER_ORDER = "it is a higher-order operator, whose branches the host backend does not record"
 
 _COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
-_HOST_READS = frozenset({"aten.tensor_split.tensor_indices_or_sections"})
+_HOST_READS = frozenset(
+    {"aten.tensor_split.tensor_indices_or_sections", "aten._linalg_check_errors.default"}
+)
 _MASK_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 _MEMORY_CHANGERS = frozenset({"resize_", "resize_as_", "set_", "swap_"})
 
@@ -51,7 +53,8 @@ _REFUSED_FUNCTIONS = {
     torch.Tensor.__array__: _READS_VALUE,
     torch.Tensor.__dlpack__: _READS_VALUE,
     torch.Tensor.__deepcopy__: "it copies a tensor's storage on the host; use clone()",
-    torch.Tensor.__reduce_ex__: _READS_VALUE,
+    torch.Tensor.__repr__: _READS_VALUE,
+    torch.Tensor.data.__set__: _METADATA,  # type: ignore[attr-defined]
 }
 _SPLITTERS = (torch.tensor_split, torch.Tensor.tensor_split)
 
@@ -78,10 +81,16 @@ def check_operator(
     operators (`data_dependent_output`, `dynamic_output_shape`).
     """
     reason = _reason(facts, facts.bind(args, kwargs))
-    if reason is None and any(map(_is_unplain, tensors_in([args, kwargs]))):
+    if reason is None and any(map(is_unplain, tensors_in([args, kwargs]))):
         reason = _LAYOUT
     if reason is not None:
-        raise refuse(facts.name, [args, kwargs], reason, guard.last_called)
+        raise refuse(facts.name, [args, kwargs], reason, guard.active)
+
+
+def check_result(facts: Facts, args: tuple[Any, ...], result: Any, guard: HostReadGuard) -> None:
+    """Raise CaptureError if an op made a tensor that has no plain bytes to bake."""
+    if any(map(is_unplain, tensors_in(result))):
+        raise refuse(facts.name, args, _LAYOUT, guard.active)
 
 
 def refuse_higher_order(func: Any, args: tuple[Any, ...]) -> CaptureError:
@@ -91,7 +100,7 @@ def refuse_higher_order(func: Any, args: tuple[Any, ...]) -> CaptureError:
 
 def refuse_moving(facts: Facts, args: tuple[Any, ...], guard: HostReadGuard) -> CaptureError:
     """The error for an op that would reshape, resize or rebase a tensor in place."""
-    return refuse(facts.name, args, _METADATA, guard.last_called)
+    return refuse(facts.name, args, _METADATA, guard.active)
 
 
 def _reason(facts: Facts, named: dict[str, Any]) -> str | None:
@@ -103,7 +112,11 @@ def _reason(facts: Facts, named: dict[str, Any]) -> str | None:
         masks = [t for t in tensors_in(named["indices"]) if t.dtype in (torch.bool, torch.uint8)]
         one_value = "values" in named and named["values"].numel() == 1
         return _SIZE_FROM_VALUE if masks and not one_value else None
-    if facts.reads_data or facts.name in _HOST_READS:
+    if facts.name in _HOST_READS:
+        return _READS_VALUE
+    if facts.is_composite:
+        return None  # its parts are judged one by one
+    if facts.reads_data:
         return _READS_VALUE
     if facts.sizes_from_data:
         return _SIZE_FROM_VALUE
@@ -115,17 +128,17 @@ def _reason(facts: Facts, named: dict[str, Any]) -> str | None:
 class HostReadGuard(TorchFunctionMode):
     """Sees the torch functions that read CPU memory without calling any operator.
 
-    Also remembers which torch function the captured code called last, for messages.
+    Also remembers which torch function the captured code is in, for messages.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._last: Any = None
+        self._active: Any = None
 
     @property
-    def last_called(self) -> str:
-        """Name of the torch function that the captured code called last, `` if none."""
-        return _name_of(self._last) if self._last is not None else ""
+    def active(self) -> str:
+        """Name of the torch function that the captured code is in now, empty if none."""
+        return _name_of(self._active) if self._active is not None else ""
 
     def __torch_function__(
         self,
@@ -136,28 +149,34 @@ class HostReadGuard(TorchFunctionMode):
     ) -> Any:
         """Refuse a host read; pass everything else on."""
         kwargs = kwargs or {}
-        self._last = func
         reason = _REFUSED_FUNCTIONS.get(func)
         if reason is None and func in _SPLITTERS and len(list(tensors_in([args, kwargs]))) > 1:
             reason = _READS_VALUE
         if reason is not None:
             raise refuse(_name_of(func), [args, kwargs], reason, "")
-        return func(*args, **kwargs)
+        self._active = func
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._active = None
 
 
 def _name_of(func: Any) -> str:
     return str(resolve_name(func) or getattr(func, "__name__", func))
 
 
-def _is_unplain(tensor: torch.Tensor) -> bool:
+def is_unplain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is anything but dense bytes in host memory."""
     return (
         tensor.layout is not torch.strided
         or tensor.device.type != "cpu"
         or tensor.is_quantized
+        or tensor.is_nested
         or tensor.is_conj()
         or tensor.is_neg()
     )
 
 
 def _describe(tensor: torch.Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    shape = "[nested]" if tensor.is_nested else list(tensor.shape)
+    return f"{str(tensor.dtype).removeprefix('torch.')}{shape}"

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
+import sysconfig
 from dataclasses import dataclass
 from types import FrameType
 
+import numpy as np
 import torch
 
-_OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep
-_TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
+_HELPERS = tuple(
+    os.path.dirname(os.path.abspath(file)) + os.sep
+    for file in (__file__, torch.__file__, np.__file__)
+)
+_STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
 @dataclass(frozen=True)
@@ -27,7 +32,7 @@ class Source:
 
 
 def calling_source() -> Source:
-    """The innermost frame that belongs neither to torch, nor to Triton, nor to this backend."""
+    """The innermost frame outside torch, numpy, Triton, the standard library and this backend."""
     in_triton = False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -35,10 +40,16 @@ def calling_source() -> Source:
         module = str(frame.f_globals.get("__name__", ""))
         if module == "triton" or module.startswith("triton."):
             in_triton = True
-        elif not (path.startswith((_OURS, _TORCH)) or module == "contextlib"):
+        elif not _is_helper(path):
             return Source(f"{_shorten(path)}:{frame.f_lineno}", in_triton)
         frame = frame.f_back
     return Source("unknown:0", in_triton)
+
+
+def _is_helper(path: str) -> bool:
+    if path.startswith(_HELPERS):
+        return True
+    return path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
 
 
 def _shorten(path: str) -> str:

@@ -59,30 +59,13 @@ class Tape:
         tensors without bytes, stay as they are.
         """
         known = {tensor.untyped_storage().data_ptr() for tensor in tensors_in(inputs)}
-        homes: dict[int, tuple[Block, torch.UntypedStorage]] = {}
-        keeps: list[Keep] = []
-        values: list[torch.Tensor] = []
-
-        def visit(value: Any, path: tuple[int, ...]) -> Any:
-            if isinstance(value, (list, tuple)):
-                return type(value)(visit(each, (*path, at)) for at, each in enumerate(value))
-            if not isinstance(value, torch.Tensor):
-                return value
-            storage = value.untyped_storage()
-            if storage.nbytes() == 0 or storage.data_ptr() in known:
-                return value
-            if storage.data_ptr() not in homes:
-                block = self._pool.take(storage.nbytes(), exclusive)
-                self._mine.add(block)
-                if exclusive:
-                    self.pins.append(block.pin())
-                homes[storage.data_ptr()] = block, block.lend()
-            block, lent = homes[storage.data_ptr()]
-            keeps.append(Keep(path, over(block.storage, value), block))
-            values.append(value)
-            return over(lent, value)
-
-        return visit(result, ()), tuple(keeps), tuple(values)
+        move = _Move(self._pool, known, exclusive)
+        moved = move.visit(result, ())
+        for block, _ in move.homes.values():
+            self._mine.add(block)
+            if exclusive:
+                self.pins.append(block.pin())
+        return moved, tuple(move.keeps), tuple(move.values)
 
     def add(
         self,
@@ -109,3 +92,32 @@ class Tape:
         self.nodes.append(
             Node(facts.name, source, statements, frozenset(reads), frozenset(writes), constant)
         )
+
+
+class _Move:
+    """Moves the fresh storages of one result; `known` are the addresses of those that stay."""
+
+    def __init__(self, pool: HostPool, known: set[int], exclusive: bool) -> None:
+        self.homes: dict[int, tuple[Block, torch.UntypedStorage]] = {}
+        self.keeps: list[Keep] = []
+        self.values: list[torch.Tensor] = []
+        self._pool = pool
+        self._known = known
+        self._exclusive = exclusive
+
+    def visit(self, value: Any, path: tuple[int, ...]) -> Any:
+        """`value` with its tensors over blocks; `path` leads to it from the whole result."""
+        if isinstance(value, (list, tuple)):
+            return type(value)(self.visit(each, (*path, at)) for at, each in enumerate(value))
+        if not isinstance(value, torch.Tensor):
+            return value
+        storage = value.untyped_storage()
+        if storage.nbytes() == 0 or storage.data_ptr() in self._known:
+            return value
+        if storage.data_ptr() not in self.homes:
+            block = self._pool.take(storage.nbytes(), self._exclusive)
+            self.homes[storage.data_ptr()] = block, block.lend()
+        block, lent = self.homes[storage.data_ptr()]
+        self.keeps.append(Keep(path, over(block.storage, value), block))
+        self.values.append(value)
+        return over(lent, value)

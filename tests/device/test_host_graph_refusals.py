@@ -1,0 +1,179 @@
+"""What depends on data read by the host is refused, by name and by line."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from pcpbench.device.host_graph import HostGraphBackend
+from pcpbench.errors import CaptureError
+
+x = torch.rand(4, 6)
+ids = torch.tensor([1, 2, 0])
+mask = x > 0.5
+weight = torch.rand(4, 4)
+
+HOST_VALUE = "value to the host"
+DATA_SHAPE = "shape of its result depends"
+METADATA = "memory or shape in place"
+LAYOUT = "plain dense CPU tensors"
+LOCAL = "aten._local_scalar_dense.default"
+
+REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
+    "item": (lambda: x[0, 0].item(), "torch.Tensor.item", HOST_VALUE),
+    "bool": (lambda: 1 if x[0, 0] > 0 else 2, LOCAL, HOST_VALUE),
+    "int": (lambda: int(ids[0]), LOCAL, HOST_VALUE),
+    "float": (lambda: float(x[0, 0]), LOCAL, HOST_VALUE),
+    "list index": (lambda: [1, 2, 3][ids[0]], "torch.Tensor.__index__", HOST_VALUE),
+    "range": (lambda: range(ids[0]), "torch.Tensor.__index__", HOST_VALUE),
+    "format": (lambda: f"{x[0, 0]:.2f}", "torch.Tensor.__format__", HOST_VALUE),
+    "repr": (lambda: repr(x), "torch.Tensor.__repr__", HOST_VALUE),
+    "contains": (lambda: 3 in ids, "torch.Tensor.__contains__", HOST_VALUE),
+    "slice by tensor": (lambda: x[: ids[0]], LOCAL, HOST_VALUE),
+    "one_hot": (lambda: F.one_hot(ids), "torch.nn.functional.one_hot", HOST_VALUE),
+    "equal": (lambda: torch.equal(x, x), "aten.equal.default", HOST_VALUE),
+    "allclose": (lambda: torch.allclose(x, x), "aten.allclose.default", HOST_VALUE),
+    "tolist": (lambda: x.tolist(), "torch.Tensor.tolist", HOST_VALUE),
+    "numpy": (lambda: x.numpy(), "torch.Tensor.numpy", HOST_VALUE),
+    "asarray": (lambda: np.asarray(x), "torch.Tensor.__array__", HOST_VALUE),
+    "dlpack": (lambda: np.from_dlpack(x), "torch.Tensor.__dlpack__", HOST_VALUE),
+    "cpu": (lambda: x.cpu(), "torch.Tensor.cpu", HOST_VALUE),
+    "deepcopy": (lambda: copy.deepcopy(x), "torch.Tensor.__deepcopy__", "on the host"),
+    "tensor_split": (lambda: torch.tensor_split(x, ids), "torch.tensor_split", HOST_VALUE),
+    "inv": (lambda: torch.linalg.inv(weight), "aten._linalg_check_errors", HOST_VALUE),
+    "nonzero": (lambda: x.nonzero(), "aten.nonzero.default", DATA_SHAPE),
+    "where": (lambda: torch.where(mask), "aten.nonzero.default", DATA_SHAPE),
+    "masked index": (lambda: x[mask], "aten.index.Tensor", DATA_SHAPE),
+    "masked put": (lambda: x.index_put((mask,), x[0]), "aten.index_put.default", DATA_SHAPE),
+    "masked set": (lambda: x.__setitem__(mask, x[0]), "aten.index_put_.default", DATA_SHAPE),
+    "masked_select": (lambda: x.masked_select(mask), "aten.masked_select.default", DATA_SHAPE),
+    "unique": (lambda: ids.unique(), "aten._unique2.default", DATA_SHAPE),
+    "unique rows": (lambda: x.unique(dim=0), "aten.unique_dim.default", DATA_SHAPE),
+    "bincount": (lambda: torch.bincount(ids), "aten.bincount.default", DATA_SHAPE),
+    "repeat": (lambda: ids.repeat_interleave(ids), "aten.repeat_interleave.Tensor", DATA_SHAPE),
+    "resize_": (lambda: x.resize_(2, 2), "aten.resize_.default", METADATA),
+    "set_": (lambda: x.set_(weight), "aten.set_.source_Tensor", METADATA),
+    "t_": (lambda: x.t_(), "aten.t_.default", METADATA),
+    "data": (lambda: setattr(x, "data", weight), "torch.Tensor.data.__set__", METADATA),
+    "out resized": (lambda: torch.add(x, x, out=torch.empty(0)), "aten.add.out", METADATA),
+    "storage": (lambda: x.untyped_storage()[0], "aten.set_.source_Storage", METADATA),
+    "sparse": (lambda: x.to_sparse(), "aten._to_sparse.default", LAYOUT),
+    "meta": (lambda: torch.empty(3, device="meta"), "aten.empty.memory_format", LAYOUT),
+    "conj": (lambda: torch.complex(x, x).conj(), "aten._conj.default", LAYOUT),
+    "cond": (lambda: torch.cond(mask[0, 0], torch.sin, torch.cos, (x,)), "cond", "higher-order"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusal_names_op_reason_and_line(name: str, mode: Any) -> None:
+    fn, op, reason = REFUSED[name]
+    backend = HostGraphBackend()
+    before, pool = x.clone(), backend.new_pool()
+    with mode(), pytest.raises(CaptureError) as caught:
+        backend.capture(fn, pool)
+    message = str(caught.value)
+    assert op in message
+    assert reason in message
+    assert f"test_host_graph_refusals.py:{inspect.getsourcelines(fn)[1]}" in message
+    assert torch.equal(x, before)
+
+
+def test_message_gives_dtypes_and_shapes() -> None:
+    backend = HostGraphBackend()
+    with (
+        torch.inference_mode(),
+        pytest.raises(CaptureError, match=r"float32\[4, 6\], bool\[4, 6\]"),
+    ):
+        backend.capture(lambda: x.masked_select(mask), backend.new_pool())
+
+
+def test_line_is_the_innermost_of_the_callers() -> None:
+    def helper(value: torch.Tensor) -> float:
+        return float(value.sum())
+
+    backend = HostGraphBackend()
+    line = inspect.getsourcelines(helper)[1] + 1
+    with torch.inference_mode(), pytest.raises(CaptureError, match=f"refusals.py:{line} "):
+        backend.capture(lambda: helper(x), backend.new_pool())
+
+
+def test_collective_is_refused() -> None:
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        pytest.skip("this torch has no torch.distributed")
+    store = dist.HashStore()
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        backend = HostGraphBackend()
+        with torch.inference_mode(), pytest.raises(CaptureError, match="collectives"):
+            backend.capture(lambda: dist.all_reduce(weight), backend.new_pool())
+    finally:
+        dist.destroy_process_group()
+
+
+ALLOWED: dict[str, Callable[[], Any]] = {
+    "shape": lambda: x[: x.shape[0] // 2] + len(x),
+    "where with three": lambda: torch.where(mask, x, 0.0),
+    "mask and one number": lambda: x.index_put((mask,), torch.tensor(0.0)),
+    "long index": lambda: x[ids],
+    "nonzero_static": lambda: torch.nonzero_static(x, size=3),
+    "assert_async": lambda: torch._assert_async((x >= 0).all()),
+    "iterate rows": lambda: [row * 2 for row in x],
+}
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", ALLOWED)
+def test_what_only_looks_like_a_host_read_is_allowed(name: str, mode: Any) -> None:
+    backend = HostGraphBackend()
+    with mode():
+        graph, _ = backend.capture(ALLOWED[name], backend.new_pool())
+    graph.replay()
+    assert graph.num_ops >= 1
+
+
+def test_raw_triton_launch_is_refused(tmp_path: Any) -> None:
+    pytest.importorskip("triton")
+    import subprocess
+    import sys
+
+    script = tmp_path / "launch.py"
+    script.write_text(
+        "import torch, triton, triton.language as tl\n"
+        "from pcpbench.device.host_graph import HostGraphBackend\n"
+        "@triton.jit\n"
+        "def double(x, out, n, block: tl.constexpr):\n"
+        "    at = tl.arange(0, block)\n"
+        "    tl.store(out + at, tl.load(x + at, mask=at < n) * 2, mask=at < n)\n"
+        "x, out = torch.ones(5), torch.zeros(5)\n"
+        "def step():\n"
+        "    double[(1,)](x, out, 5, block=8)\n"
+        "backend = HostGraphBackend()\n"
+        "try:\n"
+        "    backend.capture(step, backend.new_pool())\n"
+        "except Exception as error:\n"
+        "    print(type(error).__name__, error)\n"
+        "assert not out.any()\n"
+    )
+    import os
+
+    done = subprocess.run(
+        [sys.executable, str(script)],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("CaptureError a raw Triton launch")
+    assert "launch.py:9" in done.stdout
