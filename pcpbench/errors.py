@@ -8,7 +8,9 @@
     |  `- NothingCompared    no steps, no common outputs, an arm that never ran   exit 3
     `- MeasuredFailure       the thing measured broke its contract                exit 1
        |- CaptureError       the code under capture did what a graph cannot hold  exit 1
-       `- CollectiveMismatch ranks of a group met with different calls            exit 1
+       |- CollectiveMismatch ranks of a group met with different calls            exit 1
+       |- DispatchMismatch   ranks chose different descriptors                    exit 1
+       `- BatchRejected      the engine refused a batch it should have taken      exit 1
 
 A message is one sentence that names the setting, its value and what would work.
 """
@@ -47,9 +49,14 @@ class NothingCompared(CannotMeasure):
 
 
 class MeasuredFailure(PcpbenchError):
-    """The engine under test broke a contract; a result, not a failure of pcpbench."""
+    """The engine under test broke a contract; a result, not a failure of pcpbench.
+
+    contract: the id that it counts against (SPEC 12), tensor: what it is about.
+    """
 
     exit_code = 1
+    contract = "C8"
+    tensor = "graph"
 
 
 class CaptureError(MeasuredFailure):
@@ -61,3 +68,20 @@ class CaptureError(MeasuredFailure):
 
 class CollectiveMismatch(MeasuredFailure):
     """Ranks of one group met in different collectives; on real devices they would hang."""
+
+    contract = "C11"
+    tensor = "collectives"
+
+
+class DispatchMismatch(MeasuredFailure):
+    """Ranks chose different descriptors for one step; on real devices they would hang."""
+
+    contract = "C10"
+    tensor = "descriptor"
+
+
+class BatchRejected(MeasuredFailure):
+    """The engine refused a step of its own scheduler: capacities and batch do not fit."""
+
+    contract = "C7"
+    tensor = "batch"

@@ -28,17 +28,13 @@ from pcpbench.engine.dispatcher import (
 from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import in_process_groups
 from pcpbench.engine.worker import Sampled, Worker
-from pcpbench.errors import CannotMeasure, MeasuredFailure
+from pcpbench.errors import CannotMeasure, DispatchMismatch
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.results import CapturedGraph
-
-
-class DispatchMismatch(MeasuredFailure):
-    """Ranks chose different descriptors for one step; on real devices they would hang."""
 
 
 @dataclass

@@ -17,12 +17,16 @@ DEFAULT_PADDED_LIKE = "full"
 
 @dataclass(frozen=True)
 class ArmSpec:
-    """One arm to build: a one-rank reference, an eager engine (padded like a mode) or a replay."""
+    """One arm to build: a one-rank reference, an eager engine (padded like a graph arm), a replay.
+
+    mode: whose descriptors its batches are padded to. padded_like: label of that arm.
+    """
 
     label: str
     mode: CUDAGraphMode
     is_reference: bool = False
     replays: bool = False
+    padded_like: str | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def build_ladder(base: str, candidate: str) -> Ladder:
     arms.append(ArmSpec("eager", CUDAGraphMode.NONE))
     pairs = [TwinPair("partition", "eager", "reference")]
     for graph in padded:
-        arms.append(ArmSpec(padded_label(graph), ARM_MODES[graph]))
+        arms.append(ArmSpec(padded_label(graph), ARM_MODES[graph], padded_like=graph))
         pairs.append(TwinPair("padding", padded_label(graph), "eager"))
     for graph in graphs:
         arms.append(ArmSpec(graph, ARM_MODES[graph], replays=True))
