@@ -122,9 +122,13 @@ class Scheduler:
         return plan
 
     def _schedule_running(self, step: _Step) -> None:
-        """Decodes first. max_num_batched_tokens >= max_num_seqs leaves a token for each of them."""
-        order = sorted(self._running, key=lambda request: request.is_prefilling)
-        for request in order:
+        """Decodes first, which is the order of admission.
+
+        The next request is admitted only with tokens that those before it had no use for, so all
+        running ones but the last have been prefilled to the end. max_num_batched_tokens >=
+        max_num_seqs leaves each decode its token.
+        """
+        for request in list(self._running):
             num_tokens = min(self._num_wanted(request), step.budget)
             if request in self._running and num_tokens:
                 self._make_room(request, num_tokens, step)
@@ -137,7 +141,10 @@ class Scheduler:
         return self._decode_query_len
 
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> None:
-        """Preempt from the end of the admission order until `request` fits; it may be itself."""
+        """Preempt from the end of the admission order until `request` fits; it may be itself.
+
+        Nobody admitted after `request` has got anything in this step yet.
+        """
         while self._num_missing_blocks(request, num_tokens) > self._pool.num_free:
             victim = self._running.pop()
             self._preempt(victim, step)
@@ -145,10 +152,7 @@ class Scheduler:
                 return
 
     def _preempt(self, victim: Request, step: _Step) -> None:
-        """Undo what this step gave the victim; all its KV is lost, its outputs are kept."""
-        _, num_tokens = step.scheduled.pop(victim.req_id, (victim, 0))
-        step.budget += num_tokens
-        step.new_block_ids.pop(victim.req_id, None)
+        """All KV of the victim is lost, its outputs are kept."""
         step.preempted.append(victim.req_id)
         self._release(victim)
         victim.num_computed_tokens = 0
