@@ -148,7 +148,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Step and second of an arrival.
 
         at_s 0.05 with step_time_s 0.02 is seen by step 3 (it starts at 0.06 s), the first step
-        that does not start before it. The 1e-9 keeps 0.06 / 0.02 = 3.0000000000000004 at step 3.
+        that does not start before it. The 1e-9 keeps 0.14 / 0.02 = 7.000000000000001 at step 7.
         """
         if entry.at_s is None:
             step = entry.at_step or 0

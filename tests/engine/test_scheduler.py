@@ -206,6 +206,36 @@ def test_arrivals_in_seconds_are_seen_by_the_first_step_that_does_not_start_earl
     assert seen == {"r0": 0, "r1": 3, "r2": 3, "r3": 4}
 
 
+def test_an_arrival_on_the_start_of_a_step_is_seen_by_that_step() -> None:
+    made = scenario(entry(1, 30), entry(1, 1, at_s=0.14))
+    assert 0.14 / 0.02 > 7
+    plan = make_plan(made, vocab_size=50)
+    assert [new.req_id for new in plan.steps[7].new_requests] == ["r1"]
+
+
+def test_a_request_that_fills_its_last_block_exactly_can_run() -> None:
+    limits = Limits(max_num_seqs=1, block_size=16, num_blocks=2)
+    plan = make_plan(scenario(entry(10, 7), limits=limits), vocab_size=50)
+    assert Replay(plan).outputs == {"r0": 7}
+    with pytest.raises(UsageError, match="use 3 blocks or more"):
+        make_plan(scenario(entry(10, 8), limits=limits), vocab_size=50)
+
+
+def test_preempted_requests_go_ahead_of_the_queue_and_nobody_enters_in_that_step() -> None:
+    # Blocks of 4, eight usable: two requests of 3 blocks each, two left.
+    limits = Limits(max_num_seqs=8, max_num_batched_tokens=24, block_size=4, num_blocks=9)
+    made = scenario(entry(12, 9), entry(12, 9), entry(1, 2, at_step=2), limits=limits)
+    plan = make_plan(made, vocab_size=50)
+    Replay(plan)
+    step = next(step for step in plan.steps if step.preempted_req_ids)
+    # r1 gave four blocks back and r0 took one of them: r2, which waits, would fit.
+    assert step.index == 5
+    assert step.preempted_req_ids == ("r1",)
+    entered = [new.req_id for later in plan.steps[step.index :] for new in later.new_requests]
+    assert not step.new_requests
+    assert entered == ["r1", "r2"]
+
+
 def test_prompts_depend_on_names_and_seed_only() -> None:
     made = scenario(entry(8, 1, prompt_seed=5), entry(5, 1, prompt_seed=5), entry(8, 1))
     plan = make_plan(made, vocab_size=100)
