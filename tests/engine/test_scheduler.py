@@ -46,6 +46,7 @@ class Replay:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
             del self.tables[req_id]
         self.num_preempted += len(step.preempted_req_ids)
+        assert not (step.preempted_req_ids and step.new_requests), "in and out in one step"
         for req_id in step.finished_req_ids:
             assert self.outputs[req_id] == self.max_tokens[req_id]
         for new in step.new_requests:
@@ -184,6 +185,13 @@ def test_the_latest_admitted_is_preempted_and_prefilled_again() -> None:
     assert Replay(plan).num_preempted == 1
 
 
+def test_nobody_enters_in_a_step_that_preempts() -> None:
+    # r1's first chunk of 3 tokens would fit the free blocks again as soon as it has lost its own.
+    limits = Limits(max_num_seqs=4, max_num_batched_tokens=4, block_size=2, num_blocks=9)
+    plan = make_plan(scenario(entry(3, 10), entry(9, 5), limits=limits), vocab_size=50)
+    assert Replay(plan).num_preempted >= 1
+
+
 def test_idle_gaps_are_dummy_steps_and_long_ones_are_cut_short() -> None:
     made = scenario(entry(3, 1), entry(3, 1, at_step=1000), max_idle_steps=3, step_time_s=0.5)
     plan = make_plan(made, vocab_size=50)
@@ -221,14 +229,15 @@ def test_a_request_that_fills_its_last_block_exactly_can_run() -> None:
         make_plan(scenario(entry(10, 8), limits=limits), vocab_size=50)
 
 
-def test_preempted_requests_go_ahead_of_the_queue_and_nobody_enters_in_that_step() -> None:
+def test_preempted_requests_go_ahead_of_the_queue() -> None:
     # Blocks of 4, eight usable: two requests of 3 blocks each, two left.
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=24, block_size=4, num_blocks=9)
     made = scenario(entry(12, 9), entry(12, 9), entry(1, 2, at_step=2), limits=limits)
     plan = make_plan(made, vocab_size=50)
     Replay(plan)
     step = next(step for step in plan.steps if step.preempted_req_ids)
-    # r1 gave four blocks back and r0 took one of them: r2, which waits, would fit.
+    # r1 gave four blocks back and r0 took one of them: three are free for r2, which waits, but it
+    # comes after r1, and r1 needs five.
     assert step.index == 5
     assert step.preempted_req_ids == ("r1",)
     entered = [new.req_id for later in plan.steps[step.index :] for new in later.new_requests]
