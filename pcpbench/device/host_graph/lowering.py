@@ -7,7 +7,7 @@ remains when none does. Owns the ways; does not know how ops are seen or replaye
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -20,7 +20,16 @@ _COPIES = frozenset({"aten.clone.default", "aten._to_copy.default"})
 _CLONE_THEN_WRITE = frozenset({"masked_fill", "index_fill", "index_put"})
 _BOXABLE_OPS = frozenset({"add", "sub", "mul", "div", "add_", "sub_", "mul_", "div_"})
 _BOXABLE_DTYPES = frozenset({torch.float32, torch.float64, torch.int32, torch.int64})
+_SCALAR_FORMS = frozenset({f"aten.{base}_.Scalar" for base in ("add", "sub", "mul", "div")})
 _STALE = 0xA5
+
+# Ops without an `out` form of their own that call, in torch, an op that has one:
+# number of arguments, that op, and the arguments it is called with.
+_SAME_KERNEL: dict[str, tuple[int, str, str, Callable[[tuple[Any, ...]], tuple[Any, ...]]]] = {
+    "aten.relu.default": (1, "clamp_min", "out", lambda args: (args[0], 0)),
+    "aten.sum.default": (1, "sum", "IntList_out", lambda args: (args[0], [])),
+    "aten.rsub.Scalar": (2, "sub", "out", lambda args: (_alone(args[1], args[0]), args[0])),
+}
 
 Statements = tuple[Statement, ...]
 
@@ -36,6 +45,8 @@ class Lowering:
         """Statements for an op that writes its own arguments and returns nothing else."""
         if self._plain:
             return (Statement(Call(facts.func, args, kwargs)),)
+        if facts.name in _SCALAR_FORMS and len(args) == 2:  # torch wraps the number and calls it
+            facts = self._book.facts(getattr(torch.ops.aten, facts.base).Tensor)
         args = boxed(facts, args, kwargs)
         return (Statement(fastest_call(facts, args, kwargs)),)
 
@@ -84,6 +95,11 @@ class Lowering:
             yield self._inside("copy_", "default", (outs[0], args[0]))
         if facts.name == "aten.embedding.default" and len(args) == 2:
             yield from self._embedding(args, outs[0])
+        if facts.name in _SAME_KERNEL and len(args) == _SAME_KERNEL[facts.name][0] and not kwargs:
+            _, base, overload, rearranged = _SAME_KERNEL[facts.name]
+            func = getattr(getattr(torch.ops.aten, base), overload)
+            target = self._book.facts(func)
+            yield (Statement(fastest_call(target, rearranged(args), {"out": outs[0]})),)
         if facts.base in _CLONE_THEN_WRITE:
             yield (
                 *self._inside("copy_", "default", (outs[0], args[0])),
@@ -135,6 +151,11 @@ def boxed(
     if not (same and exact and tensor.dim() > 0 and tensor.dtype in _BOXABLE_DTYPES):
         return args
     return tensor, torch.full((), number, dtype=tensor.dtype)
+
+
+def _alone(number: float, like: torch.Tensor) -> torch.Tensor:
+    """A number as a 0-dim tensor, in the dtype that arithmetic with `like` gives it."""
+    return torch.full((), number, dtype=torch.result_type(like, number))
 
 
 def _agrees(

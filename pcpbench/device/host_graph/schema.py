@@ -22,8 +22,8 @@ _NATIVE = frozenset({"aten", "prims", "prim"})
 class OutVariant:
     """An overload that computes the same thing into tensors that the caller gives.
 
-    names: its output arguments, in the order of the functional operator's results. native: a CPU
-    kernel writes into them directly, as opposed to a generated one that calls and copies.
+    names: its output arguments, in the order of the functional operator's results. native: it was
+    written to fill them directly, as opposed to a generated one that calls and copies.
     """
 
     func: OpOverload
@@ -76,7 +76,7 @@ class Facts:
             candidate = getattr(packet, overload)
             outs = _outs_if_twin(self.func._schema, candidate._schema)
             if outs is not None:
-                return OutVariant(candidate, outs, torch_private.has_kernel(candidate, "CPU"))
+                return OutVariant(candidate, outs, torch.Tag.generated not in candidate.tags)
         return None
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
