@@ -7,7 +7,7 @@ into PASS, FAIL or NOT_COMPARED. Knows no engine; a session feeds it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 import numpy as np
@@ -69,6 +69,7 @@ class ScenarioJudge:
         self.violations: list[Violation] = []
         self.counts: Counter[tuple[str, str]] = Counter()
         self.non_finite: dict[str, str] = {}
+        self._kv_accused: set[tuple[str, int, int]] = set()
         self._next_step = 0
         self._before: dict[str, StepRecord] = {}
         self._expected: dict[str, StepExpectation | None] = {}
@@ -116,12 +117,22 @@ class ScenarioJudge:
     def observe_kv(
         self, step: StepPlan, records: Mapping[str, StepRecord], kv_views: Mapping[str, KvView]
     ) -> list[Violation]:
-        """Compare whole caches after a step that `observe_step` has judged (the last one, say)."""
+        """Compare more than a step wrote, after `observe_step` has judged that step.
+
+        Whole caches of a capture pair, bit for bit, every time; every position of the last step's
+        requests in the other pairs, once, after the plan's last step.
+        """
+        is_last = self._next_step == len(self.plan.steps)
         found: list[Violation] = []
         for tally in self.pairs:
-            found += self._compare_kv(step, tally, records, kv_views, "all")
+            if is_last or tally.pair.kind == "capture":
+                found += self._compare_kv(step, tally, records, kv_views, "all")
         self._keep(found)
         return found
+
+    def observe_failure(self, violation: Violation) -> None:
+        """An arm could not finish a step; the scenario ends here and fails."""
+        self._keep([violation])
 
     def finish(
         self,
@@ -209,41 +220,47 @@ class ScenarioJudge:
     ) -> list[Violation]:
         pair = tally.pair
         record, twin = records.get(pair.arm), records.get(pair.twin)
-        found, other = views.get(pair.arm), views.get(pair.twin)
-        expected = self._expected.get(pair.arm)
-        if record is None or twin is None or found is None or other is None:
+        if record is None or twin is None or not {pair.arm, pair.twin} <= views.keys():
             return []
-        if pair.kind == "capture" and (expected is not None or scope == "all"):
+        broken: list[Violation] = []
+        for place in self._kv_places(step, tally, views, scope):
+            if is_ok(place.drift):
+                tally.note((place.drift,), None)
+                continue
+            difference = compare.difference_of(record, twin, place.drift, place.rank, place.layer)
+            tally.note((place.drift,), difference)
+            # A slot that went wrong stays wrong: whole caches accuse a layer once.
+            key = (pair.arm, place.rank, place.layer)
+            if pair.kind == "capture" and not (scope == "all" and key in self._kv_accused):
+                self._kv_accused.add(key)
+                where = f"layer {place.layer}, {place.where}"
+                broken.append(_capture_violation(record, twin, place.rank, place.drift, where))
+        return broken
+
+    def _kv_places(
+        self, step: StepPlan, tally: PairTally, views: Mapping[str, KvView], scope: str
+    ) -> Iterator[kv.KvDifference]:
+        """Compare by slot where the twin has the same layout bit for bit, else by position."""
+        pair, expected = tally.pair, self._expected.get(tally.pair.arm)
+        found, twin = views[pair.arm], views[pair.twin]
+        if pair.kind == "capture" and (scope == "all" or expected is not None):
             num_ranks = self.setups[pair.arm].world.size
             slots_of = expected if scope == "written" else None
-            places = kv.compare_kv(found, other, slots_of, num_ranks, self.dtype)
+            yield from kv.compare_kv(found, twin, slots_of, num_ranks, self.dtype)
         elif expected is not None:
-            places = kv.compare_kv_by_position(
+            arms, skip = (pair.arm, pair.twin), tally.diverged
+            yield from kv.compare_kv_by_position(
                 found,
-                other,
+                twin,
                 self.oracle,
                 step,
                 self.setups,
-                (pair.arm, pair.twin),
+                arms,
                 pair.kind,
                 self.dtype,
                 scope,
-                tally.diverged,
+                skip,
             )
-        else:
-            return []
-        broken: list[Violation] = []
-        for place in places:
-            difference = None
-            if not is_ok(place.drift):
-                difference = compare.difference_of(
-                    record, twin, place.drift, place.rank, place.layer
-                )
-                if pair.kind == "capture":
-                    where = f"layer {place.layer}, {place.where}"
-                    broken.append(_capture_violation(record, twin, place.rank, place.drift, where))
-            tally.note((place.drift,), difference)
-        return broken
 
     def _feed(self, records: Mapping[str, StepRecord]) -> None:
         """Let the tokens of this step be the known inputs of later ones."""

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pcpbench.checks.drift import is_ok, measure, same_bits, worse
+from pcpbench.checks.drift import is_ok, measure, widen
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import PAD
 from pcpbench.checks.setup import ArmSetup
@@ -93,7 +93,9 @@ def compare_kv(
                 slots = written_slots(expected, rank, group)
                 left, right = _rows(ours)[slots], _rows(theirs)[slots]
             drift = measure(kind, "kv_cache", left, right, dtype)
-            where = "" if same_bits(left, right) else _place(left, right, slots, ours.shape[1])
+            where = ""
+            if drift.outcome != "bitwise":
+                where = _place(left, right, slots, ours.shape[1])
             yield KvDifference(rank, layer, drift, where)
 
 
@@ -101,6 +103,54 @@ def written_slots(expected: StepExpectation, rank: int, group: int) -> IntArray:
     """The slots that a step writes on one rank, in order, without PAD."""
     slots = expected.ranks[rank].slot_mappings[group]
     return np.unique(slots[slots != PAD])
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Which token positions of a step's requests lie on one rank, and where.
+
+    row [n]: place in the step's list of positions, request after request. slots [n].
+    """
+
+    row: IntArray
+    slots: IntArray
+
+
+@dataclass(frozen=True)
+class _Span:
+    """The positions in scope, request after request: owner [n], a scheduled index; position [n]."""
+
+    owner: IntArray
+    position: IntArray
+
+
+def _span(step: StepPlan, scope: str, exclude: Collection[str]) -> _Span:
+    owners, positions = [], []
+    for index, request in enumerate(step.scheduled):
+        if request.req_id in exclude:
+            continue
+        first = request.num_computed_tokens if scope == "written" else 0
+        last = request.num_computed_tokens + request.num_scheduled_tokens
+        positions.append(np.arange(first, last, dtype=np.int64))
+        owners.append(np.full(last - first, index, dtype=np.int64))
+    empty = [np.zeros(0, dtype=np.int64)]
+    return _Span(np.concatenate(owners or empty), np.concatenate(positions or empty))
+
+
+def _held(
+    span: _Span, oracle: Oracle, step: StepPlan, setup: ArmSetup, rank: int, group: int
+) -> _Held:
+    dcp_size = setup.dcp_size_of(group)
+    me = setup.world.dcp_rank(rank) if dcp_size > 1 else 0
+    slots = np.full(len(span.owner), PAD, dtype=np.int64)
+    for index in np.unique(span.owner):
+        mine = span.owner == index
+        found, holder = oracle.book.slots(
+            step.scheduled[index].req_id, group, span.position[mine], dcp_size, setup.interleave
+        )
+        slots[mine] = np.where(holder == me, found, PAD)
+    rows = np.flatnonzero(slots != PAD)
+    return _Held(rows, slots[rows])
 
 
 def kv_by_position(
@@ -120,21 +170,14 @@ def kv_by_position(
     holds positions 2, 3, 6, 7 of it in rows 0..3 of block 7, the reference holds them in rows 2,
     3, 6, 7 of its own block 7.
     """
-    group = view.layer_groups[layer]
-    rows = _rows(view.layer(rank, layer))
-    dcp_size = setup.dcp_size_of(group)
-    me = setup.world.dcp_rank(rank) if dcp_size > 1 else 0
-    held: dict[str, tuple[IntArray, NDArray[Any]]] = {}
-    for request in step.scheduled:
-        first = request.num_computed_tokens if scope == "written" else 0
-        last = request.num_computed_tokens + request.num_scheduled_tokens
-        positions = np.arange(first, last, dtype=np.int64)
-        slots, owner = oracle.book.slots(
-            request.req_id, group, positions, dcp_size, setup.interleave
-        )
-        mine = (owner == me) & (slots != PAD)
-        held[request.req_id] = (positions[mine], rows[slots[mine]])
-    return held
+    span = _span(step, scope, ())
+    held = _held(span, oracle, step, setup, rank, view.layer_groups[layer])
+    latents = _rows(view.layer(rank, layer))[held.slots]
+    owner, position = span.owner[held.row], span.position[held.row]
+    return {
+        request.req_id: (position[owner == index], latents[owner == index])
+        for index, request in enumerate(step.scheduled)
+    }
 
 
 def compare_kv_by_position(
@@ -151,41 +194,40 @@ def compare_kv_by_position(
 ) -> Iterator[KvDifference]:
     """Compare caches of any layout; `twin` is read on the first rank that holds a position.
 
-    Yields one entry a rank of `found` and layer, with the worst request's drift. Requests in
-    `exclude` are left out.
+    Yields one entry a rank of `found` and layer. Requests in `exclude` are left out.
     """
     arm, base = setups[arms[0]], setups[arms[1]]
-    for layer in range(len(found.layer_groups)):
-        whole = _whole(twin, oracle, step, base, layer, scope)
-        for rank in range(arm.world.size):
-            held = kv_by_position(found, oracle, step, arm, rank, layer, scope)
-            worst: Drift | None = None
-            where = ""
-            for req_id, (positions, latents) in held.items():
-                if not len(positions) or req_id in exclude:
+    span = _span(step, scope, exclude)
+    for group in sorted(set(found.layer_groups)):
+        ours = [_held(span, oracle, step, arm, r, group) for r in range(arm.world.size)]
+        theirs = [_held(span, oracle, step, base, r, group) for r in range(base.world.size)]
+        for layer, its_group in enumerate(found.layer_groups):
+            if its_group != group:
+                continue
+            whole, known = _whole(twin, theirs, layer, len(span.owner))
+            for rank, held in enumerate(ours):
+                if not len(held.row):
                     continue
-                known = whole[req_id]
-                shared = [known[int(p)] for p in positions if int(p) in known]
-                right = np.stack(shared) if shared else latents[:0]
-                drift = measure(kind, "kv_cache", latents, right, dtype)
-                if worst is None or worse(worst, drift) is drift:
-                    worst = drift
-                    where = "" if is_ok(drift) else _position(req_id, positions, latents, right)
-            if worst is not None:
-                yield KvDifference(rank, layer, worst, where)
+                left = _rows(found.layer(rank, layer))[held.slots]
+                right = whole[held.row][known[held.row]]
+                drift = measure(kind, "kv_cache", left, right, dtype)
+                where = ""
+                if not is_ok(drift):
+                    where = _position(span, held, step, widen(left, dtype), widen(right, dtype))
+                yield KvDifference(rank, layer, drift, where)
 
 
 def _whole(
-    view: KvView, oracle: Oracle, step: StepPlan, setup: ArmSetup, layer: int, scope: str
-) -> dict[str, dict[int, NDArray[Any]]]:
-    """Latent of every position of every request, each from the first rank that holds it."""
-    whole: dict[str, dict[int, NDArray[Any]]] = {r.req_id: {} for r in step.scheduled}
-    for rank in range(setup.world.size):
-        held = kv_by_position(view, oracle, step, setup, rank, layer, scope)
-        for req_id, (positions, latents) in held.items():
-            for position, latent in zip(positions.tolist(), latents, strict=True):
-                whole[req_id].setdefault(position, latent)
-    return whole
+    view: KvView, held: Sequence[_Held], layer: int, count: int
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
+    """Latent of every position in scope, from the first rank that holds it, and which are known."""
+    caches = [_rows(view.layer(rank, layer)) for rank in range(len(held))]
+    whole = np.zeros((count, caches[0].shape[-1]), dtype=caches[0].dtype)
+    known = np.zeros(count, dtype=np.bool_)
+    for cache, one in reversed(list(zip(caches, held, strict=True))):
+        whole[one.row] = cache[one.slots]
+        known[one.row] = True
+    return whole, known
 
 
 def _rows(cache: NDArray[Any]) -> NDArray[Any]:
@@ -205,8 +247,13 @@ def _place(left: NDArray[Any], right: NDArray[Any], slots: IntArray | None, bloc
     return f"slot {slot} (block {slot // block_size}); {int(differs.sum())} slots differ"
 
 
-def _position(req_id: str, positions: IntArray, left: NDArray[Any], right: NDArray[Any]) -> str:
+def _position(
+    span: _Span, held: _Held, step: StepPlan, left: NDArray[Any], right: NDArray[Any]
+) -> str:
+    """The position whose latents are furthest apart."""
     if left.shape != right.shape:
-        return f"request {req_id}: {len(left)} positions against {len(right)}"
-    differs = (left != right).any(axis=1)
-    return f"request {req_id}, position {int(positions[int(np.argmax(differs))])}"
+        return f"{len(left)} positions against {len(right)}"
+    gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max(axis=1)
+    row = held.row[int(np.argmax(np.where(np.isfinite(gap), gap, np.inf)))]
+    req_id = step.scheduled[span.owner[row]].req_id
+    return f"request {req_id}, position {int(span.position[row])}"

@@ -11,7 +11,7 @@ from pcpbench.checks.setup import Pair
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
-from pcpbench.records import StepTiming
+from pcpbench.records import StepTiming, Violation
 from pcpbench.results import Outcome
 from pcpbench.world import World
 
@@ -329,10 +329,40 @@ def test_whole_caches_are_compared_when_asked(kit):
     views = kv_views(trial)
     views["full"].layer(0, 0)[-1, 0, 0] = 1.0  # a block that no request has
     trial.run(kv=views)
-    assert trial.judge.observe_kv(*trial.last, views)
-    views["full"].layer(0, 0)[-1, 0, 0] = 0.0
-    assert trial.judge.observe_kv(*trial.last, views) == []
+    (violation,) = trial.judge.observe_kv(*trial.last, views)
+    assert (violation.contract, violation.rank, violation.tensor) == ("C13", 0, "kv_cache")
+    assert trial.judge.observe_kv(*trial.last, views) == []  # told once
     assert trial.finish().outcome is Outcome.FAIL
+
+
+def test_old_positions_are_compared_with_the_reference_at_the_end(kit):
+    trial = Trial(kit)
+    views = kv_views(trial)
+    trial.run(kv=views)
+    views["eager"].layer(1, 0)[1, 0, 0] = 1.0  # r0's first position, which no decode rewrites
+    assert trial.judge.observe_kv(*trial.last, views) == []
+    result = trial.finish()
+    assert result.outcome is Outcome.FAIL
+    places = {(d.kind, d.step, d.rank, d.layer) for d in result.first_differences}
+    assert places == {("partition", 4, 1, 0)}
+
+
+def test_an_arm_that_could_not_finish_a_step_fails(kit):
+    trial = Trial(kit)
+    trial.judge.observe_failure(
+        Violation(
+            contract="C11",
+            arm="full",
+            scenario="made-up",
+            step=0,
+            rank=None,
+            tensor="collectives",
+            message="ranks wait for each other",
+        )
+    )
+    result = trial.finish()
+    assert result.outcome is Outcome.FAIL
+    assert "C11 broken by full 1 time, first at step 0, collectives" in result.reasons[0]
 
 
 def test_kv_drift_beyond_the_budget_fails_without_a_violation(kit):
