@@ -106,7 +106,11 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything found on one scenario."""
+    """Everything found on one scenario.
+
+    violations: the first few of each contract and arm. num_violations: contract id -> all of them,
+    counted over the arms; empty where nobody counted.
+    """
 
     scenario: str
     outcome: Outcome
@@ -120,6 +124,17 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     launch_ratio: Ratio | None = None
     notices: tuple[Notice, ...] = ()
     wall_s: float = 0.0
+    num_violations: dict[str, int] = {}
+
+
+class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """Worst drift of one step of one arm against its twin; rows of steps.csv."""
+
+    kind: str
+    arm: str
+    twin: str
+    step: int
+    worst: Drift
 
 
 class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -146,3 +161,105 @@ def overall(scenarios: tuple[ScenarioResult, ...]) -> tuple[Outcome, tuple[str, 
         if hit:
             return outcome, tuple(f"{s.scenario}: {r}" for s in hit for r in s.reasons)
     return Outcome.PASS, ()
+
+
+class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
+    """One captured descriptor.
+
+    descriptor: its label. mode: `FULL` or `PIECEWISE`. num_reqs: None without request padding.
+    num_ops: operations (host) or nodes (accelerator) of one replay. num_segments: graphs it was
+    cut into; eager_breaks: eager calls between them. pool_bytes_after: size of the shared pool once
+    it was captured. num_reads, num_writes: storages outside the pool that it reads and writes.
+    """
+
+    descriptor: str
+    mode: str
+    num_tokens: int
+    num_reqs: int | None
+    uniform_token_count: int | None
+    capture_s: float
+    num_ops: int
+    num_segments: int
+    eager_breaks: int
+    pool_bytes_after: int
+    num_reads: int
+    num_writes: int
+
+
+class AddressUse(msgspec.Struct, frozen=True, kw_only=True):
+    """One storage outside the pool that one captured descriptor touches.
+
+    graph: the descriptor's label. name: the persistent buffer that owns it, None when nobody does.
+    address, num_bytes: of the storage. shape, dtype: of the tensor as the first op saw it.
+    op, source: the first op that touched it and its `file.py:line`.
+    """
+
+    graph: str
+    name: str | None
+    address: int
+    num_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    reads: bool
+    writes: bool
+    op: str
+    source: str
+
+
+class CaptureResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One `pcpbench capture`. mode: the configured graph mode, such as `full_decode_only`."""
+
+    mode: str
+    graphs: tuple[CapturedGraph, ...]
+    addresses: tuple[AddressUse, ...]
+    pool_bytes: int
+    settings: dict[str, Any]
+    environment: Environment
+    notices: tuple[Notice, ...] = ()
+    wall_s: float = 0.0
+    run_dir: str = ""
+
+    @property
+    def unowned(self) -> tuple[AddressUse, ...]:
+        """Uses of memory that no persistent buffer owns."""
+        return tuple(use for use in self.addresses if use.name is None)
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL if a graph touches what nobody owns; capturing nothing is never a pass."""
+        if self.unowned:
+            return Outcome.FAIL
+        return Outcome.PASS if self.graphs else Outcome.NOT_COMPARED
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why the outcome is not PASS."""
+        if self.unowned:
+            graphs = len({use.graph for use in self.unowned})
+            spots = len({(use.op, use.source, use.address) for use in self.unowned})
+            return (f"{graphs} of {len(self.graphs)} graphs touch {spots} unowned buffers",)
+        return () if self.graphs else ("no graph was captured",)
+
+
+class Ability(Enum):
+    """Whether something can run on this machine."""
+
+    OK = "ok"
+    LIMITED = "limited"
+    NO = "no"
+
+
+class DoctorRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that can or cannot run here, and why (with what would change it)."""
+
+    what: str
+    status: Ability
+    why: str
+
+
+class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
+    """What `pcpbench doctor` found. devices: one line each, the default first."""
+
+    environment: Environment
+    devices: tuple[str, ...]
+    rows: tuple[DoctorRow, ...]
