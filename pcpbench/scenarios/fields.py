@@ -62,7 +62,9 @@ def _check_struct(value: Any, info: inspect.StructType, path: str) -> tuple[str,
     for key in value:
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
-            hint = f"did you mean {near[0]!r}" if near else f"the keys here are {', '.join(known)}"
+            hint = (
+                f"the nearest is {near[0]!r}" if near else f"the keys here are {', '.join(known)}"
+            )
             return _join(path, key), f"is not a known key: {hint}"
     for field in info.fields:
         if field.name in value:
