@@ -53,7 +53,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     arm: as asked (`full`), or `eager_padded[full]` for the twin padded like that arm.
     steps_full, steps_piecewise, steps_none: steps served as each. steps_idle: dummy steps.
     decode_steps: steps without prefill. coverable: decode steps that a captured size covers;
-    coverable_full: those that FULL served. miss_reasons: why steps were not served by FULL, counted.
+    coverable_full: those that FULL served. miss_reasons: why FULL did not serve steps, counted.
     real_tokens, padded_tokens: rank-local tokens summed over ranks and steps, before and after
     padding. tpot, itl, ttft, step, launch, kernel: times in seconds, None where not measured.
     """
