@@ -147,38 +147,45 @@ def _mla_attention_cpu(
     out: Tensor,
     lse: Tensor,
 ) -> None:
-    starts = query_start_loc.numpy()
-    query_lens = starts[1:] - starts[:-1]
-    table = block_table.numpy()
-    lengths = seq_lens.numpy()
-    local = lengths if dcp_local_seq_lens is None else dcp_local_seq_lens.numpy()
-    local = np.minimum(local, table.shape[1] * kv_cache.shape[1])
-    (rows,) = ((query_lens > 0) & (local > 0)).nonzero()
-    if int(query_lens[rows].sum()) != q.shape[0]:
-        out.zero_()
-        lse.fill_(-torch.inf)
+    starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
+    local = lengths if dcp_local_seq_lens is None else dcp_local_seq_lens.tolist()
+    capacity = block_table.shape[1] * kv_cache.shape[1]
     # Rows of one query length are computed together, whatever padding stands around them: the
     # same real rows make the same calls and so the same bits.
-    for num_queries in _distinct(query_lens[rows]):
-        group = rows[query_lens[rows] == num_queries]
-        visible = local[group, None]
+    groups: dict[int, list[int]] = {}
+    for row, num_keys in enumerate(local):
+        num_queries = starts[row + 1] - starts[row]
+        if num_queries > 0 and num_keys > 0:
+            groups.setdefault(num_queries, []).append(row)
+    if sum(num_queries * len(rows) for num_queries, rows in groups.items()) != q.shape[0]:
+        out.zero_()
+        lse.fill_(-torch.inf)
+    for num_queries, rows in groups.items():
+        num_keys = [min(local[row], capacity) for row in rows]
+        visible = np.array(num_keys)[:, None]
         if num_queries > 1:
-            behind = _owned_behind(lengths[group], num_queries, dcp_size, dcp_rank, cp_interleave)
+            ends = np.array([lengths[row] for row in rows])[:, None]
+            behind = _owned_behind(ends, num_queries, dcp_size, dcp_rank, cp_interleave)
             visible = np.maximum(visible - behind, 0)
-        keys = _gather_keys(kv_cache, table[group], local[group])
-        _attend_group(q, keys, starts[group], visible, scale, kv_lora_rank, out, lse)
+        table = block_table.numpy()[_run(rows, 1)]
+        keys = _gather_keys(kv_cache, table, num_keys)
+        tokens = _run([starts[row] for row in rows], num_queries)
+        _attend_group(q, keys, tokens, visible, scale, kv_lora_rank, out, lse)
 
 
-def _distinct(query_lens: IntArray) -> list[int]:
-    """The values that occur, in rising order; np.unique costs a decode batch more than this."""
-    return sorted(set(query_lens.tolist()))
+def _run(starts: list[int], length: int) -> slice | IntArray:
+    """The indices start, ..., start + length - 1 of each start; a slice where that is one run."""
+    first, last = starts[0], starts[-1] + length
+    if last - first == len(starts) * length:
+        return slice(first, last)
+    return (np.array(starts)[:, None] + np.arange(length)).reshape(-1)
 
 
 def _owned_behind(
     seq_lens: IntArray, num_queries: int, dcp_size: int, dcp_rank: int, cp_interleave: int
 ) -> IntArray:
-    """How many positions after each query token this rank owns: [rows, num_queries]."""
-    upto = seq_lens[:, None] - np.arange(num_queries - 1, -1, -1)
+    """How many positions after each query token this rank owns; seq_lens [rows, 1]."""
+    upto = seq_lens - np.arange(num_queries - 1, -1, -1)
     period = dcp_size * cp_interleave
     share = np.clip(upto % period - dcp_rank * cp_interleave, 0, cp_interleave)
     owned = upto // period * cp_interleave + share
@@ -186,76 +193,77 @@ def _owned_behind(
     return behind
 
 
-def _gather_keys(kv_cache: Tensor, table: IntArray, lengths: IntArray) -> Tensor:
-    """The local keys of each row, [rows, longest, D] in float32; rows' tails repeat their last key.
+def _gather_keys(kv_cache: Tensor, table: IntArray, num_keys: list[int]) -> Tensor:
+    """The local keys of each row, [rows, longest, D] in float32; num_keys: one count a row.
 
-    Repeating a key that the row reads anyway keeps slots and table columns that it must not read
-    out of the arithmetic: a zero weight times a NaN would be a NaN.
+    Shorter rows repeat their first key at the end. That keeps slots and table columns which a row
+    must not read out of the arithmetic: a zero weight times a NaN would be a NaN.
     """
     block_size, width = kv_cache.shape[1:]
-    index = np.minimum(np.arange(int(lengths.max())), lengths[:, None] - 1)
-    blocks = table[np.arange(len(table))[:, None], index // block_size].astype(np.int64)
-    slots = torch.from_numpy((blocks * block_size + index % block_size).reshape(-1))
-    keys = kv_cache.view(-1, width).index_select(0, slots)
-    return keys.float().view(len(table), -1, width)
+    longest = max(num_keys)
+    blocks = table[:, : -(-longest // block_size), None] * block_size
+    slots = (blocks + np.arange(block_size)).reshape(len(table), -1)[:, :longest]
+    if min(num_keys) != longest:
+        seen = np.arange(longest) < np.array(num_keys)[:, None]
+        slots = np.where(seen, slots, slots[:, :1])
+    flat = torch.from_numpy(slots.reshape(-1))
+    keys = kv_cache.view(-1, width).index_select(0, flat)
+    return keys.float().view(len(table), longest, width)
 
 
 def _attend_group(
     q: Tensor,
     keys: Tensor,
-    starts: IntArray,
+    tokens: slice | IntArray,
     visible: IntArray,
     scale: float,
     kv_lora_rank: int,
     out: Tensor,
     lse: Tensor,
 ) -> None:
-    """Attention of rows with equally many query tokens; visible: keys seen, [rows, queries]."""
-    (num_rows, num_queries), num_heads = visible.shape, q.shape[1]
-    num_tokens = num_rows * num_queries
-    first = int(starts[0])
-    tokens = None
-    if int(starts[-1]) - first == num_tokens - num_queries:  # one run: views, no copies
-        queries = q[first : first + num_tokens].float()
-    else:
-        tokens = torch.from_numpy((starts[:, None] + np.arange(num_queries)).reshape(-1))
-        queries = q.index_select(0, tokens).float()
-    queries = queries.reshape(num_rows, num_queries * num_heads, -1)
-    mask = _mask(visible, keys.shape[1], num_heads)
-    values, sums = _softmax_values(queries, keys, mask, scale, kv_lora_rank)
-    if num_queries > 1 and bool(values.isnan().any()):
-        values, sums = _without_unseen(queries, keys, visible, mask, scale, kv_lora_rank)
-    values = values.view(num_tokens, num_heads, kv_lora_rank)
-    sums = sums.view(num_tokens, num_heads)
-    blind = torch.from_numpy(visible.reshape(-1) == 0) if visible.min() == 0 else None
-    if blind is not None:
-        values[blind], sums[blind] = 0.0, -torch.inf
-    if tokens is None:
-        out[first : first + num_tokens].copy_(values)
-        lse[first : first + num_tokens].copy_(sums)
-    else:
-        out.index_copy_(0, tokens, values.to(out.dtype))
-        lse.index_copy_(0, tokens, sums)
+    """Attention of rows with equally many query tokens; visible: keys seen, [rows, queries].
 
-
-def _mask(visible: IntArray, num_keys: int, num_heads: int) -> Tensor:
-    """0 where a query sees a key, else -inf: [rows, 1 or queries x heads, num_keys].
-
-    A query that sees nothing is given everything, to stay finite; its result is overwritten.
+    tokens: where the rows' tokens lie in q, out and lse; a slice spares three copies.
     """
-    seen = np.arange(num_keys) < np.where(visible == 0, num_keys, visible)[:, :, None]
-    mask = np.where(seen, np.float32(0), np.float32(-np.inf))
+    (num_rows, num_queries), (_, num_heads, width) = visible.shape, q.shape
+    index = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens)
+    queries = q[index].float().view(num_rows, num_queries * num_heads, width)
+    hidden = _hidden(visible, keys.shape[1], num_heads)
+    values, sums = _softmax_values(queries, keys, hidden, scale, kv_lora_rank)
+    if num_queries > 1 and bool(values.isnan().any()):
+        values, sums = _without_unseen(queries, keys, visible, hidden, scale, kv_lora_rank)
+    values = values.view(-1, num_heads, kv_lora_rank)
+    sums = sums.view(-1, num_heads)
+    if num_queries > 1 and not visible.all():  # some token sees nothing
+        blind = torch.from_numpy(visible.reshape(-1) == 0)
+        values[blind], sums[blind] = 0.0, -torch.inf
+    out[index] = values.to(out.dtype)
+    lse[index] = sums
+
+
+def _hidden(visible: IntArray, num_keys: int, num_heads: int) -> Tensor | None:
+    """True where a query must not see a key: [rows, 1 or queries x heads, num_keys].
+
+    None when all see all. A query that sees nothing is given everything, to stay finite; its
+    result is overwritten.
+    """
+    hidden = np.arange(num_keys) >= np.where(visible, visible, num_keys)[:, :, None]
+    if not hidden.any():
+        return None
     if visible.shape[1] > 1:
-        mask = np.repeat(mask, num_heads, axis=1)
-    return torch.from_numpy(mask)
+        hidden = np.repeat(hidden, num_heads, axis=1)
+    return torch.from_numpy(hidden)
 
 
 def _softmax_values(
-    queries: Tensor, keys: Tensor, mask: Tensor, scale: float, kv_lora_rank: int
+    queries: Tensor, keys: Tensor, hidden: Tensor | None, scale: float, kv_lora_rank: int
 ) -> tuple[Tensor, Tensor]:
-    scores = torch.baddbmm(mask, queries, keys.transpose(1, 2), alpha=scale)
+    """Values [rows, queries x heads, kv_lora_rank] and the scores' logsumexp."""
+    scores = queries.bmm(keys.transpose(1, 2)).mul_(scale)
+    if hidden is not None:
+        scores.masked_fill_(hidden, -torch.inf)
     weights = scores.softmax(-1)
-    # The largest weight is exp(largest score - lse), which gives the lse without another pass.
+    # The largest weight is exp(largest score - logsumexp): cheaper than a logsumexp of its own.
     sums = scores.amax(-1).sub_(weights.amax(-1).log_())
     return weights.bmm(keys[:, :, :kv_lora_rank]), sums
 
@@ -264,7 +272,7 @@ def _without_unseen(
     queries: Tensor,
     keys: Tensor,
     visible: IntArray,
-    mask: Tensor,
+    hidden: Tensor | None,
     scale: float,
     kv_lora_rank: int,
 ) -> tuple[Tensor, Tensor]:
@@ -274,9 +282,9 @@ def _without_unseen(
     """
     finite = keys.isfinite()
     cleaned = torch.where(finite, keys, 0.0)
-    values, sums = _softmax_values(queries, cleaned, mask, scale, kv_lora_rank)
+    values, sums = _softmax_values(queries, cleaned, hidden, scale, kv_lora_rank)
     num_bad = (~finite.all(-1)).long().cumsum(-1)
-    last = torch.from_numpy(np.maximum(visible.astype(np.int64) - 1, 0))
+    last = torch.from_numpy(np.maximum(visible - 1, 0))
     touched = num_bad.gather(1, last) > 0
     touched = touched.repeat_interleave(queries.shape[1] // visible.shape[1], 1)
     return values.masked_fill(touched.unsqueeze(-1), torch.nan), sums.masked_fill(

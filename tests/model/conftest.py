@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 import torch
@@ -145,6 +147,93 @@ class Stand:
     def step(self, tokens: list[list[int]], rows: list[Segment], **padding: int) -> Tensor:
         """All ranks run the same rows; hidden states of rank 0, padding included."""
         return self.run(self.prepare(tokens, [rows] * self.world.size, **padding))[0]
+
+
+@dataclass
+class AttentionCase:
+    """Arguments of mla_attention up to `out` and `lse`, and what they must become, in float64."""
+
+    args: tuple[Any, ...]
+    out: Tensor
+    lse: Tensor
+
+    def empty_results(self) -> tuple[Tensor, Tensor]:
+        """Fresh results full of NaN, so that whatever is not written shows."""
+        q = self.args[0]
+        return (
+            torch.full(self.out.shape, math.nan, dtype=q.dtype),
+            torch.full(self.lse.shape, math.nan),
+        )
+
+
+@pytest.fixture(scope="session")
+def make_case():
+    return attention_case
+
+
+def attention_case(
+    rows: list[tuple[int, int]],
+    *,
+    dcp: tuple[int, int, int] = (1, 0, 1),
+    heads: int = 4,
+    rank: int = 32,
+    rope: int = 16,
+    block_size: int = 4,
+    dtype: torch.dtype = torch.float32,
+    extra_tokens: int = 0,
+    extra_rows: int = 0,
+    seed: int = 0,
+) -> AttentionCase:
+    """rows: (seq_len, query tokens). All that must not be read is NaN or far out of range.
+
+    The expectation walks over tokens and positions, one by one.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    d, r, i = dcp
+    width, scale = rank + rope, 0.2
+    local = [num_owned(length, d, r, i) for length, _ in rows]
+    per_row = max(1, max(-(-n // block_size) for n in local))
+    shuffle = torch.Generator().manual_seed(seed + 1)  # shards need the same keys, not the same ids
+    ids = torch.randperm(len(rows) * per_row, generator=shuffle).view(len(rows), per_row) + 1
+    cache = torch.full((len(rows) * per_row + 1, block_size, width), math.nan, dtype=dtype)
+    table = torch.full((len(rows) + extra_rows, per_row + 1), 2**30, dtype=torch.int32)
+    num_tokens = sum(n for _, n in rows)
+    q = torch.full((num_tokens + extra_tokens, heads, width), math.nan, dtype=dtype)
+    # Drawn row by row, so that padding does not change what the real rows hold.
+    out = torch.zeros(num_tokens + extra_tokens, heads, rank, dtype=torch.float64)
+    lse = torch.full(out.shape[:2], -math.inf, dtype=torch.float64)
+    starts = [0]
+    for row, (length, n) in enumerate(rows):
+        keys = torch.randn(length, width, generator=generator).to(dtype)
+        mine = [p for p in range(length) if owned(p, d, r, i)]
+        used = -(-len(mine) // block_size)
+        table[row, :used] = ids[row, :used].int()
+        for index, position in enumerate(mine):
+            cache[ids[row, index // block_size], index % block_size] = keys[position]
+        queries = torch.randn(n, heads, width, generator=generator).to(dtype)
+        q[starts[-1] : starts[-1] + n] = queries
+        for j in range(n):
+            seen = keys[[p for p in mine if p <= length - n + j]].double()
+            if len(seen):
+                scores = queries[j].double() @ seen.T * scale
+                out[starts[-1] + j] = scores.softmax(-1) @ seen[:, :rank]
+                lse[starts[-1] + j] = scores.logsumexp(-1)
+        starts.append(starts[-1] + n)
+    lens = [length for length, _ in rows] + [0] * extra_rows
+    args = (
+        q,
+        cache,
+        table,
+        torch.tensor(starts + starts[-1:] * extra_rows, dtype=torch.int32),
+        torch.tensor(lens, dtype=torch.int32),
+        torch.tensor(local + [0] * extra_rows, dtype=torch.int32) if d > 1 else None,
+        scale,
+        rank,
+        d,
+        r,
+        i,
+    )
+    return AttentionCase(args, out, lse)
 
 
 def _member(groups: list[list[int]], rank: int) -> tuple[int, ...]:

@@ -3,7 +3,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from pcpbench.device.collectives import lockstep, run_lockstep
 from pcpbench.errors import UsageError
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.model.presets import SMALL, TINY
@@ -253,6 +255,65 @@ def test_taps_hold_each_layers_results(make_stand, tokens):
     assert set(taps) >= {(-1, "embedding"), (0, "hidden"), (2, "norm")}
     assert torch.equal(taps[2, "norm"], hidden[0])
     assert not torch.equal(taps[0, "attention"], taps[1, "attention"])
+
+
+def test_attention_behind_a_graph_break_reads_its_step_when_it_runs(make_stand, tokens):
+    """PIECEWISE: the work is kept and run again on the same tensors with another step's tables."""
+    rows = [[(0, 0, 4)], [(1, 0, 4)]]
+    plain, broken = make_stand(World(pcp_size=2)), make_stand(World(pcp_size=2))
+    expected = plain.run(plain.prepare(tokens, rows))
+    inputs = broken.prepare(tokens, rows)
+    for context in broken.contexts:
+        context.breaks = True
+    steps = lockstep(
+        [
+            broken.models[0](*given, context)
+            for context, given in zip(broken.contexts, inputs, strict=True)
+        ]
+    )
+    kept, hidden = [], None
+    while hidden is None:
+        try:
+            kept.append(next(steps))
+            run_lockstep([work() for work in kept[-1]])
+        except StopIteration as stop:
+            hidden = stop.value
+    assert all(torch.equal(got, want) for got, want in zip(hidden, expected, strict=True))
+    assert len(kept) == 2
+    other = [[(2, 0, 4)], [(3, 0, 4)]]
+    broken.prepare(tokens, other)  # only the metadata matters: the KV is what the tensors hold
+    run_lockstep([work() for work in kept[0]])
+    for context in broken.contexts:
+        flat = context.kv_caches[0].flatten(0, 1)
+        for old, new in ((0, 2), (1, 3)):
+            moved = [[broken.slot(0, q, p) for p in range(4)] for q in (old, new)]
+            assert torch.equal(flat[moved[0]], flat[moved[1]])
+
+
+class CountOps(TorchDispatchMode):
+    """Dispatched calls, without those that only make a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        views = any(a.alias_info and not a.alias_info.is_write for a in func._schema.arguments)
+        self.count += not views and func.namespace != "prim" and "_unsafe_view" not in str(func)
+        return result
+
+
+def test_a_layer_stays_small(make_stand, tokens):
+    """Host time of a step is calls; the budget is for one rank in float32."""
+    counts = []
+    for num_layers in (2, 3):
+        stand = make_stand(shape=replace(TINY, num_hidden_layers=num_layers))
+        inputs = stand.prepare(tokens, [[(0, 0, 1), (1, 0, 1)]])
+        with torch.inference_mode(False), torch.no_grad(), CountOps() as counter:
+            stand.run(inputs)
+        counts.append(counter.count)
+    assert counts[1] - counts[0] <= 26
 
 
 def test_weights_are_the_same_function_for_every_tp_size():
