@@ -6,13 +6,22 @@ raw 16-bit patterns of bfloat16 as int16 or uint16. Knows no step and no arm.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pcpbench.checks.budgets import Budget, budget_of
 from pcpbench.records import Drift
+
+OUTCOMES: Final = (
+    "bitwise",
+    "within_budget",
+    "exceeds_budget",
+    "non_finite",
+    "shape_mismatch",
+)
+"""From equality to what cannot be measured."""
 
 FloatArray = NDArray[np.floating[Any]]
 
@@ -123,19 +132,18 @@ def next_token_kl(found: FloatArray, twin: FloatArray) -> NDArray[np.float64]:
 
 def is_ok(drift: Drift) -> bool:
     """Whether a drift is allowed."""
-    return drift.outcome in ("bitwise", "within_budget")
+    return drift.outcome in OUTCOMES[:2]
 
 
 def worse(first: Drift | None, second: Drift) -> Drift:
     """The one that is further from equality: by outcome, then by largest absolute error."""
     if first is None:
         return second
-    rank = {"bitwise": 0, "within_budget": 1, "exceeds_budget": 2}
+    return second if _badness(second) > _badness(first) else first
 
-    def badness(drift: Drift) -> tuple[int, float]:
-        return rank.get(drift.outcome, 3), drift.max_abs or 0.0
 
-    return second if badness(second) > badness(first) else first
+def _badness(drift: Drift) -> tuple[int, float]:
+    return OUTCOMES.index(drift.outcome), drift.max_abs or 0.0
 
 
 def _within(left: FloatArray, right: FloatArray, cosine: float | None, budget: Budget) -> bool:

@@ -69,9 +69,9 @@ def mismatch(
     differs = np.asarray(found != expected)
     if ignore is not None:
         differs &= ~ignore
-    count = int(differs.sum())
-    if not count:
+    if not differs.any():
         return ""
+    count = int(differs.sum())
     place = tuple(int(axis[0]) for axis in np.nonzero(differs))
     index = ", ".join(str(p) for p in place)
     return (
@@ -84,9 +84,9 @@ def mismatch(
 def nonzero(name: str, found: NDArray[Any], first: int, what: str) -> str:
     """One sentence on the first value of `found[first:]` that is not 0, or ""."""
     tail = found[first:]
-    where = np.argwhere(tail != 0)
-    if not len(where):
+    if not tail.any():
         return ""
+    where = np.argwhere(tail)
     place = where[0].tolist()
     value = tail[tuple(place)].item()
     index = ", ".join(str(p) for p in [place[0] + first, *place[1:]])

@@ -118,23 +118,25 @@ class _Held:
 
 @dataclass(frozen=True)
 class _Span:
-    """The positions in scope, request after request: owner [n], a scheduled index; position [n]."""
+    """The positions in scope, request after request.
+
+    owner [n]: whose, as an index into the step's `scheduled`. position [n]. is_written: whether
+    they are the step's own tokens.
+    """
 
     owner: IntArray
     position: IntArray
+    is_written: bool
 
 
-def _span(step: StepPlan, scope: str, exclude: Collection[str]) -> _Span:
-    owners, positions = [], []
+def _span(step: StepPlan, scope: str) -> _Span:
+    owners, positions = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)]
     for index, request in enumerate(step.scheduled):
-        if request.req_id in exclude:
-            continue
         first = request.num_computed_tokens if scope == "written" else 0
         last = request.num_computed_tokens + request.num_scheduled_tokens
         positions.append(np.arange(first, last, dtype=np.int64))
         owners.append(np.full(last - first, index, dtype=np.int64))
-    empty = [np.zeros(0, dtype=np.int64)]
-    return _Span(np.concatenate(owners or empty), np.concatenate(positions or empty))
+    return _Span(np.concatenate(owners), np.concatenate(positions), scope == "written")
 
 
 def _held(
@@ -142,14 +144,18 @@ def _held(
 ) -> _Held:
     dcp_size = setup.dcp_size_of(group)
     me = setup.world.dcp_rank(rank) if dcp_size > 1 else 0
-    slots = np.full(len(span.owner), PAD, dtype=np.int64)
-    for index in np.unique(span.owner):
-        mine = span.owner == index
-        found, holder = oracle.book.slots(
-            step.scheduled[index].req_id, group, span.position[mine], dcp_size, setup.interleave
-        )
-        slots[mine] = np.where(holder == me, found, PAD)
-    rows = np.flatnonzero(slots != PAD)
+    if span.is_written:
+        slots, holder = oracle.token_slots(step, setup, group)
+    else:
+        parts = [
+            oracle.book.slots(
+                request.req_id, group, span.position[span.owner == i], dcp_size, setup.interleave
+            )
+            for i, request in enumerate(step.scheduled)
+        ]
+        slots = np.concatenate([part[0] for part in parts])
+        holder = np.concatenate([part[1] for part in parts])
+    rows = np.flatnonzero((holder == me) & (slots != PAD))
     return _Held(rows, slots[rows])
 
 
@@ -170,7 +176,7 @@ def kv_by_position(
     holds positions 2, 3, 6, 7 of it in rows 0..3 of block 7, the reference holds them in rows 2,
     3, 6, 7 of its own block 7.
     """
-    span = _span(step, scope, ())
+    span = _span(step, scope)
     held = _held(span, oracle, step, setup, rank, view.layer_groups[layer])
     latents = _rows(view.layer(rank, layer))[held.slots]
     owner, position = span.owner[held.row], span.position[held.row]
@@ -197,7 +203,9 @@ def compare_kv_by_position(
     Yields one entry a rank of `found` and layer. Requests in `exclude` are left out.
     """
     arm, base = setups[arms[0]], setups[arms[1]]
-    span = _span(step, scope, exclude)
+    span = _span(step, scope)
+    left_out = [i for i, request in enumerate(step.scheduled) if request.req_id in exclude]
+    asked = ~np.isin(span.owner, left_out)
     for group in sorted(set(found.layer_groups)):
         ours = [_held(span, oracle, step, arm, r, group) for r in range(arm.world.size)]
         theirs = [_held(span, oracle, step, base, r, group) for r in range(base.world.size)]
@@ -206,14 +214,15 @@ def compare_kv_by_position(
                 continue
             whole, known = _whole(twin, theirs, layer, len(span.owner))
             for rank, held in enumerate(ours):
-                if not len(held.row):
+                if not asked[held.row].any():
                     continue
-                left = _rows(found.layer(rank, layer))[held.slots]
-                right = whole[held.row][known[held.row]]
+                rows = held.row[asked[held.row]]
+                left = _rows(found.layer(rank, layer))[held.slots[asked[held.row]]]
+                right = whole[rows][known[rows]]
                 drift = measure(kind, "kv_cache", left, right, dtype)
                 where = ""
                 if not is_ok(drift):
-                    where = _position(span, held, step, widen(left, dtype), widen(right, dtype))
+                    where = _position(span, rows, step, widen(left, dtype), widen(right, dtype))
                 yield KvDifference(rank, layer, drift, where)
 
 
@@ -248,12 +257,12 @@ def _place(left: NDArray[Any], right: NDArray[Any], slots: IntArray | None, bloc
 
 
 def _position(
-    span: _Span, held: _Held, step: StepPlan, left: NDArray[Any], right: NDArray[Any]
+    span: _Span, rows: IntArray, step: StepPlan, left: NDArray[Any], right: NDArray[Any]
 ) -> str:
     """The position whose latents are furthest apart."""
     if left.shape != right.shape:
         return f"{len(left)} positions against {len(right)}"
     gap = np.abs(left.astype(np.float64) - right.astype(np.float64)).max(axis=1)
-    row = held.row[int(np.argmax(np.where(np.isfinite(gap), gap, np.inf)))]
+    row = rows[int(np.argmax(np.where(np.isfinite(gap), gap, np.inf)))]
     req_id = step.scheduled[span.owner[row]].req_id
     return f"request {req_id}, position {int(span.position[row])}"

@@ -83,11 +83,13 @@ class Oracle:
         self.plan = plan
         self.book = RequestBook(plan)
         self._cache: dict[object, StepExpectation] = {}
+        self._slots_of: dict[tuple[int, int, int], tuple[IntArray, IntArray]] = {}
 
     def advance(self, step: StepPlan) -> None:
         """Enter the next step of the plan."""
         self.book.advance(step)
         self._cache.clear()
+        self._slots_of.clear()
 
     def expect(
         self, step: StepPlan, setup: ArmSetup, descriptor: BatchExecutionDescriptor, feed: TokenFeed
@@ -188,22 +190,29 @@ class Oracle:
     def _slots(self, step: StepPlan, setup: ArmSetup, rank: int, layout: _Layout) -> IntArray:
         """Gathered slots of one rank: PAD for padding, for all but one writer, for other shards."""
         gathered = np.full((len(self.plan.block_sizes), len(layout.gathered_token)), PAD)
+        writes = layout.write_mask
         for group in range(len(self.plan.block_sizes)):
-            dcp_size = setup.dcp_size_of(group)
-            dcp_rank = setup.world.dcp_rank(rank) if dcp_size > 1 else 0
-            mine: list[IntArray] = []
+            slots, owner = self.token_slots(step, setup, group)
+            dcp_rank = setup.world.dcp_rank(rank) if setup.dcp_size_of(group) > 1 else 0
+            mine = np.where(owner == dcp_rank, slots, PAD)
+            gathered[group, writes] = mine[layout.gathered_token[writes]]
+        return gathered
+
+    def token_slots(self, step: StepPlan, setup: ArmSetup, group: int) -> tuple[IntArray, IntArray]:
+        """Slot and owning DCP rank of every token of the global batch, for the current step."""
+        dcp_size, interleave = setup.dcp_size_of(group), setup.interleave
+        key = (dcp_size, interleave, group)
+        if key not in self._slots_of:
+            slots: list[IntArray] = [np.zeros(0, dtype=np.int64)]
+            owners: list[IntArray] = [np.zeros(0, dtype=np.int64)]
             for request in step.scheduled:
                 first = request.num_computed_tokens
                 where = np.arange(first, first + request.num_scheduled_tokens, dtype=np.int64)
-                slots, owner = self.book.slots(
-                    request.req_id, group, where, dcp_size, setup.interleave
-                )
-                mine.append(np.where(owner == dcp_rank, slots, PAD))
-            if mine:
-                of_token = np.concatenate(mine)
-                writes = layout.write_mask
-                gathered[group, writes] = of_token[layout.gathered_token[writes]]
-        return gathered
+                found = self.book.slots(request.req_id, group, where, dcp_size, interleave)
+                slots.append(found[0])
+                owners.append(found[1])
+            self._slots_of[key] = (np.concatenate(slots), np.concatenate(owners))
+        return self._slots_of[key]
 
 
 def _lay_out(step: StepPlan, setup: ArmSetup, num_tokens_padded: int) -> _Layout:
