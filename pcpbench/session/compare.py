@@ -6,6 +6,7 @@ Owns the run of one request from options to exit code. All input is checked befo
 from __future__ import annotations
 
 import time
+from typing import Any
 
 import torch
 
@@ -13,19 +14,18 @@ from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.engine.scheduler import make_plan
-from pcpbench.errors import UsageError
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import print_compare
 from pcpbench.report.files import CompareFiles
 from pcpbench.report.json_out import print_json
-from pcpbench.report.progress import make_progress
+from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, ScenarioResult, overall
-from pcpbench.scenarios.loader import load_scenario, load_scenarios
-from pcpbench.scenarios.schema import Scenario
+from pcpbench.scenarios.loader import load_scenarios
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.stand import StandBuilder
+from pcpbench.session.settings import settings_of
+from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_FLOOR_PASSES
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
@@ -33,4 +33,106 @@ from pcpbench.targets.builtin import BuiltinTarget
 
 def run_compare(request: CompareRequest) -> int:
     """Run the comparison, print its report and return the exit code."""
-    return 0
+    start = time.perf_counter()
+    request.check()
+    device = resolve_device(request.options.device)
+    target = BuiltinTarget(device, resolve_backend(request.options.backend, device))
+    plans = plan_scenarios(request)
+    ladder = build_ladder(request.base, request.candidate)
+    builder = StandBuilder(target, ladder, request.options, str(device))
+    for plan in plans:
+        builder.check(plan)
+    settings = _settings(request)
+    with one_thread(device):
+        environment = environment_of(device)
+        with CompareFiles(
+            request.out,
+            base=ladder.base,
+            candidate=ladder.candidate,
+            settings=settings,
+            environment=environment,
+            async_device=device.type != "cpu",
+        ) as files:
+            scenarios = _run_scenarios(request, plans, builder, files, device)
+            outcome, reasons = overall(scenarios)
+            result = CompareResult(
+                base=ladder.base,
+                candidate=ladder.candidate,
+                outcome=outcome,
+                reasons=reasons,
+                scenarios=scenarios,
+                settings=settings,
+                environment=environment,
+                notices=builder.notices,
+                wall_s=time.perf_counter() - start,
+                run_dir=str(files.path),
+            )
+            files.finish(result)
+    if request.json:
+        print_json(result)
+    else:
+        print_compare(result)
+    return result.outcome.exit_code
+
+
+def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
+    """The plans of all scenarios asked for; raises ScenarioError or UsageError for bad ones."""
+    options = request.options
+    return [
+        make_plan(
+            scenario,
+            vocab_size=model_shape(options.model).vocab_size,
+            dcp_size=options.dcp,
+            max_num_seqs=options.max_num_seqs,
+            seed=options.seed,
+        )
+        for scenario in load_scenarios(request.scenarios)
+    ]
+
+
+def _run_scenarios(
+    request: CompareRequest,
+    plans: list[ScenarioPlan],
+    builder: StandBuilder,
+    files: CompareFiles,
+    device: torch.device,
+) -> tuple[ScenarioResult, ...]:
+    clock = make_clock(device)
+    results = []
+    with make_progress() as progress:
+        for plan in plans:
+            stand = builder.stand_for(plan)
+            progress.start(plan.scenario, _num_units(plan, stand, request.repetitions))
+            trial = _trial(request, plan, stand, clock, progress)
+            result = trial.run()
+            files.add_scenario(result, plan, trial.records, trial.timings, trial.step_drifts)
+            progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
+            results.append(result)
+    return tuple(results)
+
+
+def _trial(
+    request: CompareRequest, plan: ScenarioPlan, stand: Stand, clock: Clock, progress: Progress
+) -> Trial:
+    return Trial(
+        plan,
+        stand,
+        clock,
+        dtype=request.options.dtype,
+        teacher_forced=request.feed == "teacher-forced",
+        repetitions=request.repetitions,
+        on_step=progress.advance,
+    )
+
+
+def _num_units(plan: ScenarioPlan, stand: Stand, repetitions: int) -> int:
+    """Steps of all passes: each arm once under the judge, two arms timed and floored."""
+    return len(plan.steps) * (len(stand.arms) + 2 * (repetitions + NUM_FLOOR_PASSES))
+
+
+def _settings(request: CompareRequest) -> dict[str, Any]:
+    return {
+        **settings_of(request.options),
+        "feed": request.feed,
+        "repetitions": request.repetitions,
+    }

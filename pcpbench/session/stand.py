@@ -1,6 +1,7 @@
 """The stand: every arm of a ladder, built for one scenario's limits.
 
-Owns which settings each arm gets and keeps engines for scenarios with equal limits. Knows no verdict.
+Owns which settings each arm gets and keeps engines for scenarios with equal limits. Knows no
+verdict.
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Notice
 from pcpbench.request import EngineOptions, reference_config
-from pcpbench.scenarios.schema import Limits
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.targets.protocol import Arm, Target
 
 
 @dataclass(frozen=True)
 class Stand:
-    """Arms by label, in the order in which they run a step, and what the judge must know of them."""
+    """Arms by label, in the order in which they run a step, and what the judge must know."""
 
     arms: dict[str, Arm]
     setups: tuple[ArmSetup, ...]
@@ -28,53 +28,56 @@ class Stand:
     base: str
     candidate: str
 
-    @property
-    def notices(self) -> tuple[Notice, ...]:
-        """What the arms could not do as asked, each told once."""
-        found = {notice: None for arm in self.arms.values() for notice in arm.notices}
-        return tuple(found)
-
 
 class StandBuilder:
     """Builds stands and reuses the one of the last scenario if the limits are the same."""
 
-    def __init__(
-        self, target: Target, ladder: Ladder, options: EngineOptions, device: str
-    ) -> None:
+    def __init__(self, target: Target, ladder: Ladder, options: EngineOptions, device: str) -> None:
         self._target, self._ladder = target, ladder
         self._options, self._device = options, device
         self._built: dict[EngineConfig, Stand] = {}
+        self._notices: dict[Notice, None] = {}
 
-    def config(self, plan: ScenarioPlan, block_size: int, mode: CUDAGraphMode) -> EngineConfig:
-        """Settings of a context-parallel arm for a plan's limits."""
-        return self._options.engine_config(
-            mode,
+    def config(self, plan: ScenarioPlan, spec: ArmSpec) -> EngineConfig:
+        """Settings of one arm for a plan's limits."""
+        config = self._options.engine_config(
+            spec.mode,
             device=self._device,
             max_num_seqs=plan.max_num_seqs,
             max_num_batched_tokens=plan.max_num_batched_tokens,
             max_model_len=plan.max_model_len,
-            block_size=block_size,
+            block_size=plan.block_sizes[0] // self._options.dcp,
             num_blocks=plan.num_blocks,
         )
+        return reference_config(config) if spec.is_reference else config
 
-    def stand_for(self, plan: ScenarioPlan, limits: Limits) -> Stand:
+    @property
+    def notices(self) -> tuple[Notice, ...]:
+        """What the arms built so far could not do as asked, each told once."""
+        return tuple(self._notices)
+
+    def check(self, plan: ScenarioPlan) -> None:
+        """Raise UsageError for settings that one of the arms would refuse."""
+        for spec in self._ladder.arms:
+            self._target.check(self.config(plan, spec))
+
+    def stand_for(self, plan: ScenarioPlan) -> Stand:
         """The stand for a plan; captures its graphs if it is new."""
-        key = self.config(plan, limits.block_size, CUDAGraphMode.NONE)
+        key = self.config(plan, self._ladder.arms[-1])
         if key not in self._built:
             self._built.clear()  # at most one stand's caches at a time
-            self._built[key] = self._build(plan, limits.block_size)
+            self._built[key] = self._build(plan)
         return self._built[key]
 
-    def _build(self, plan: ScenarioPlan, block_size: int) -> Stand:
+    def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
         setups = []
         for spec in self._ladder.arms:
-            config = self.config(plan, block_size, spec.mode)
-            if spec.is_reference:
-                config = reference_config(config)
+            config = self.config(plan, spec)
             arm = self._target.build(spec.label, config, replays=spec.replays)
             arm.capture()
             arms[spec.label] = arm
+            self._notices.update(dict.fromkeys(arm.notices))
             setups.append(_setup(spec, config, arm))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
         return Stand(arms, tuple(setups), pairs, self._ladder.base, self._ladder.candidate)

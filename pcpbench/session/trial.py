@@ -13,13 +13,11 @@ from pcpbench.checks.kv import KvArrays
 from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice, StepRecord, StepTiming, Violation
-from pcpbench.results import ScenarioResult
+from pcpbench.records import StepRecord, StepTiming, Violation
+from pcpbench.results import ScenarioResult, StepDrift
 from pcpbench.session.stand import Stand
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
-
-KEEP_KV_EVERY_STEP = True
 
 
 class Trial:
@@ -52,7 +50,7 @@ class Trial:
             teacher=self.teacher,
         )
 
-    def run(self, notices: tuple[Notice, ...] = ()) -> ScenarioResult:
+    def run(self) -> ScenarioResult:
         """Judge every step, then time base and candidate if nothing stopped them."""
         start = time.perf_counter()
         broken = self._verify()
@@ -62,9 +60,12 @@ class Trial:
             self.timings = time_arms(
                 arms, self.plan, forced, self.clock, self.repetitions, self.on_step
             )
-        return self._judge.finish(
-            self.timings, notices=notices, wall_s=time.perf_counter() - start
-        )
+        return self._judge.finish(self.timings, wall_s=time.perf_counter() - start)
+
+    @property
+    def step_drifts(self) -> list[StepDrift]:
+        """Worst drift of every step and pair of arms."""
+        return list(getattr(self._judge, "step_drifts", []))
 
     def _verify(self) -> bool:
         """Run all arms step by step under the judge; True when a step could not be finished."""

@@ -12,7 +12,9 @@ from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.recorder import moved_buffers, record_step
+from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import AddressChange, Notice, StepRecord
 from pcpbench.results import AddressUse, CapturedGraph
@@ -104,6 +106,11 @@ class BuiltinTarget:
 
     def __init__(self, device: torch.device, backend: GraphBackend) -> None:
         self._device, self._backend = device, backend
+
+    def check(self, config: EngineConfig) -> None:
+        """Raise UsageError for settings that the engine refuses."""
+        config.check()
+        PCPManager.validate_config(config)
 
     def build(self, label: str, config: EngineConfig, *, replays: bool) -> BuiltinArm:
         """An engine under these settings; `replays` decides whether it captures graphs."""

@@ -70,6 +70,9 @@ class Arm(Protocol):
 class Target(Protocol):
     """Builds arms."""
 
+    def check(self, config: EngineConfig) -> None:
+        """Raise UsageError for settings that `build` would refuse; builds nothing."""
+
     def build(self, label: str, config: EngineConfig, *, replays: bool) -> Arm:
         """An arm under these settings; raises UsageError for settings it refuses."""
 

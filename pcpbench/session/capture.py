@@ -1,0 +1,77 @@
+"""`pcpbench capture`: capture every graph of one configuration and show what it touches.
+
+Owns the run of one request from options to exit code. All input is checked before a file is made.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from pcpbench.config import EngineConfig
+from pcpbench.device.backends import resolve_backend, resolve_device
+from pcpbench.device.clock import one_thread
+from pcpbench.device.environment import environment_of
+from pcpbench.report.console import print_capture
+from pcpbench.report.files import CaptureFiles
+from pcpbench.report.progress import make_progress
+from pcpbench.request import CaptureRequest
+from pcpbench.results import CapturedGraph, CaptureResult
+from pcpbench.scenarios.schema import Limits
+from pcpbench.session.settings import settings_of
+from pcpbench.targets.builtin import BuiltinTarget
+
+
+def run_capture(request: CaptureRequest) -> int:
+    """Run the capture, print its report and return the exit code."""
+    start = time.perf_counter()
+    request.options.check()
+    mode = request.graph_mode
+    device = resolve_device(request.options.device)
+    target = BuiltinTarget(device, resolve_backend(request.options.backend, device))
+    config = capture_config(request, device)
+    target.check(config)
+    settings = {**settings_of(request.options), "cudagraph_mode": mode.name}
+    settings["max_num_seqs"] = config.scheduler_config.max_num_seqs
+    with one_thread(device):
+        environment = environment_of(device)
+        with CaptureFiles(request.out, settings=settings, environment=environment) as files:
+            arm = target.build(request.mode, config, replays=True)
+            with make_progress() as progress:
+                progress.start(f"capturing {request.mode}", len(arm.candidates), "graphs")
+
+                def on_captured(graph: CapturedGraph) -> None:
+                    files.add_graph(graph)
+                    progress.advance()
+
+                arm.capture(on_captured)
+            result = CaptureResult(
+                mode=request.mode,
+                graphs=arm.captured,
+                addresses=arm.addresses,
+                pool_bytes=arm.pool_bytes,
+                settings=settings,
+                environment=environment,
+                notices=arm.notices,
+                wall_s=time.perf_counter() - start,
+                run_dir=str(files.path),
+            )
+            files.finish(result)
+    print_capture(result)
+    return result.outcome.exit_code
+
+
+def capture_config(request: CaptureRequest, device: torch.device) -> EngineConfig:
+    """The engine to capture: a scenario's default limits, widened for a larger --max-num-seqs."""
+    limits, options = Limits(), request.options
+    max_num_seqs = options.max_num_seqs or limits.max_num_seqs
+    return options.engine_config(
+        request.graph_mode,
+        device=str(device),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max(limits.max_num_batched_tokens, max_num_seqs),
+        max_model_len=limits.max_model_len,
+        block_size=limits.block_size,
+        num_blocks=limits.num_blocks,
+    )

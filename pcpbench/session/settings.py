@@ -1,0 +1,26 @@
+"""The effective settings of a run, flat and by vLLM's names, for manifests and reports."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pcpbench.request import EngineOptions
+
+
+def settings_of(options: EngineOptions) -> dict[str, Any]:
+    """What the options came to; lists are lists, as JSON will show them."""
+    parallel = options.parallel_config
+    return {
+        "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
+        "decode_context_parallel_size": parallel.decode_context_parallel_size,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "cp_kv_cache_interleave_size": parallel.cp_kv_cache_interleave_size,
+        "model": options.model,
+        "dtype": options.dtype,
+        "cudagraph_capture_sizes": list(options.sizes),
+        "max_num_seqs": options.max_num_seqs,
+        "device": options.device,
+        "backend": options.backend,
+        "launcher": options.launcher,
+        "seed": options.seed,
+    }
