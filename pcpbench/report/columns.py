@@ -1,0 +1,209 @@
+"""Every column of every CSV file: name, unit, meaning. The one place; `docs/csv.md` comes from it.
+
+Owns names and their order, which are stable: a column is added at the end of its group, and neither
+renamed nor reused. Knows no result. `python -m pcpbench.report.columns` prints `docs/csv.md`.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+
+class Column(NamedTuple):
+    """One column. unit: "" for names, texts and plain numbers."""
+
+    name: str
+    unit: str
+    meaning: str
+
+
+STAT_NAMES: Final = ("mean", "median", "std", "p99")
+STATS: Final = (
+    ("tpot", "tpot", "time per output token of a request after its first"),
+    ("itl", "itl", "gap between successive tokens of a request"),
+    ("ttft", "ttft", "time from a request's arrival to its first token"),
+    ("step", "step", "wall time of a step"),
+    ("launch", "launch_overhead", "host time to issue a step"),
+    ("kernel", "kernel", "kernel floor of a step: its kernels alone"),
+)
+"""Fields of ArmSummary that hold a Stat, the name each has in columns, and what it measures."""
+
+RATIOS: Final = (("tpot", "tpot"), ("itl", "itl"), ("launch", "launch_overhead"))
+"""Prefixes of ScenarioResult's ratios and the name each has in columns."""
+
+
+def _stat_columns() -> tuple[Column, ...]:
+    columns = []
+    for _, name, what in STATS:
+        columns += [Column(f"{stat}_{name}_ms", "ms", f"{stat} {what}") for stat in STAT_NAMES]
+        columns.append(Column(f"num_{name}_samples", "", f"samples behind {name}"))
+    return tuple(columns)
+
+
+def _ratio_columns() -> tuple[Column, ...]:
+    columns = []
+    for _, name in RATIOS:
+        what = f"candidate / base of {name}, median over pairs"
+        columns += [
+            Column(f"{name}_ratio", "", f"{what}; only in the candidate's row of a pass"),
+            Column(f"{name}_ratio_low", "", "lower end of its 95 % interval"),
+            Column(f"{name}_ratio_high", "", "upper end of its 95 % interval"),
+        ]
+    return tuple(columns)
+
+
+SETTINGS: Final = (
+    Column("cudagraph_mode", "", "graph mode that the arm is configured with"),
+    Column("prefill_context_parallel_size", "", "PCP ranks (the reference arm runs on one rank)"),
+    Column("decode_context_parallel_size", "", "DCP size"),
+    Column("tensor_parallel_size", "", "TP size"),
+    Column("cp_kv_cache_interleave_size", "", "consecutive KV positions that a DCP rank owns"),
+    Column("model", "", "preset of the decoder"),
+    Column("dtype", "", "its dtype"),
+    Column("device", "", "device that all ranks share"),
+)
+
+SUMMARY: Final = (
+    Column("scenario", "", "name of the scenario"),
+    Column("arm", "", "arm: as asked, or the rung of the ladder such as `eager_padded[full]`"),
+    Column("role", "", "`base`, `candidate`, or `rung` for an arm that is run only to judge"),
+    Column("outcome", "", "of the scenario: `pass`, `fail` or `not compared`"),
+    *SETTINGS,
+    Column("num_steps", "", "steps run"),
+    Column("num_requests", "", "requests that were scheduled"),
+    Column("num_output_tokens", "", "tokens sampled"),
+    Column("steps_full", "", "steps served by a FULL graph"),
+    Column("steps_piecewise", "", "steps served by PIECEWISE graphs"),
+    Column("steps_none", "", "steps run eagerly"),
+    Column("steps_idle", "", "dummy steps, in none of the three above"),
+    Column("decode_steps", "", "steps without a prefill"),
+    Column("coverable", "", "decode steps that a captured FULL size covers"),
+    Column("coverable_full", "", "of these, steps that FULL served"),
+    Column("real_tokens", "", "rank-local tokens before padding, over all ranks and steps"),
+    Column("padded_tokens", "", "rank-local tokens after padding, over all ranks and steps"),
+    Column("padding_waste_percent", "%", "share of executed tokens that were padding"),
+    *_stat_columns(),
+    *_ratio_columns(),
+    Column("drift_kind", "", "`partition`, `padding` or `capture`: drift of this arm"),
+    Column("drift_twin", "", "arm that it is measured from"),
+    Column("drift_ok", "", "whether the drift is allowed"),
+    Column("drift_outcome", "", "worst outcome: `bitwise`, `within_budget`, `exceeds_budget`, "
+           "`non_finite` or `shape_mismatch`"),
+    Column("drift_tensor", "", "tensor that the next five columns are of"),
+    Column("drift_num_mismatched", "", "values of it that differ"),
+    Column("drift_max_abs", "", "largest absolute difference"),
+    Column("drift_max_rel", "", "largest relative difference"),
+    Column("drift_max_ulp", "ULP", "largest difference in units in the last place"),
+    Column("drift_cosine", "", "cosine similarity"),
+    Column("drift_steps_compared", "", "steps with common outputs"),
+    Column("top1_agreement", "", "share of sampled rows whose most likely token agrees"),
+    Column("token_mismatches", "", "sampled tokens that differ"),
+    Column("max_kl", "nat", "largest KL divergence of the next-token distribution"),
+    Column("violated_contracts", "", "contracts that the arm broke, `;` between them"),
+    Column("reasons", "", "why the scenario did not pass, `; ` between reasons"),
+    Column("wall_s", "s", "time that the whole scenario took, all arms"),
+)  # fmt: skip
+
+STEPS: Final = (
+    Column("scenario", "", "name of the scenario"),
+    Column("arm", "", "arm"),
+    Column("step", "", "step of the scenario, from 0"),
+    Column("idle", "", "whether it was a dummy step"),
+    Column("has_prefill", "", "whether any request prefilled"),
+    Column("num_reqs", "", "requests scheduled (global)"),
+    Column("num_decodes", "", "of these, decodes"),
+    Column("num_tokens", "", "tokens scheduled (global)"),
+    Column("num_sampled", "", "tokens sampled"),
+    Column("served_as", "", "`FULL`, `PIECEWISE`, `NONE` (eager) or `IDLE`"),
+    Column("miss_reason", "", "why no FULL graph served it"),
+    Column("descriptor_mode", "", "mode of the descriptor: run as, or for an `eager_padded` arm "
+           "padded to"),
+    Column("descriptor_num_reqs", "", "its rows; empty where rows are not padded"),
+    Column("descriptor_num_tokens", "", "its tokens"),
+    Column("local_num_reqs", "", "largest rank-local row count, as dispatch saw it"),
+    Column("local_num_tokens", "", "largest rank-local token count, as dispatch saw it"),
+    Column("real_tokens", "", "rank-local tokens before padding, over all ranks"),
+    Column("padded_tokens", "", "rank-local tokens after padding, over all ranks"),
+    Column("num_repetitions", "", "timed repetitions; 0 for an arm that was not timed"),
+    Column("median_step_ms", "ms", "wall time, median over repetitions"),
+    Column("median_submit_ms", "ms", "time until the last launch call returned, median"),
+    Column("kernel_ms", "ms", "kernel floor"),
+    Column("launch_overhead_ms", "ms", "host time to issue the step"),
+    Column("drift_kind", "", "drift of this arm"),
+    Column("drift_twin", "", "arm that it is measured from"),
+    Column("drift_outcome", "", "worst outcome over the step's tensors"),
+    Column("drift_tensor", "", "tensor that the next three columns are of"),
+    Column("drift_num_mismatched", "", "values of it that differ"),
+    Column("drift_max_abs", "", "largest absolute difference"),
+    Column("drift_max_ulp", "ULP", "largest difference in units in the last place"),
+    Column("violated_contracts", "", "contracts broken in this step, `;` between them"),
+)  # fmt: skip
+
+CAPTURE: Final = (
+    Column("descriptor", "", "label of the captured descriptor"),
+    Column("mode", "", "`FULL` or `PIECEWISE`"),
+    Column("num_tokens", "", "tokens after padding"),
+    Column("num_reqs", "", "rows after padding; empty where rows are not padded"),
+    Column("uniform_token_count", "", "tokens of every request, where they must be equal"),
+    Column("capture_ms", "ms", "time to capture it, warm-up aside"),
+    Column("num_ops", "", "operations (host) or nodes (accelerator) of one replay"),
+    Column("num_segments", "", "graphs that it was cut into"),
+    Column("eager_breaks", "", "eager calls between them"),
+    Column("pool_bytes_delta", "bytes", "growth of the shared pool by this capture"),
+    Column("pool_bytes_after", "bytes", "size of the pool after it"),
+    Column("num_reads", "", "buffers outside the pool that it reads"),
+    Column("num_writes", "", "buffers outside the pool that it writes"),
+)
+
+ADDRESS_BOOK: Final = (
+    Column("graph", "", "label of the captured descriptor"),
+    Column("buffer", "", "persistent buffer; empty where nobody owns the memory (an error)"),
+    Column("access", "", "`read`, `write` or `read+write`"),
+    Column("address", "", "first byte of the storage, hexadecimal"),
+    Column("shape", "", "of the tensor as the first op saw it, such as `4x64`"),
+    Column("dtype", "", "of that tensor"),
+    Column("num_bytes", "bytes", "size of the storage"),
+    Column("op", "", "first op that touched it"),
+    Column("source", "", "file and line of that op's call"),
+)
+
+FILES: Final = (
+    ("summary.csv", "One row for each scenario and arm (`compare`).", SUMMARY),
+    ("steps.csv", "One row for each scenario, arm and step (`compare`).", STEPS),
+    ("capture.csv", "One row for each captured descriptor (`capture`).", CAPTURE),
+    ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
+     ADDRESS_BOOK),
+)  # fmt: skip
+
+_INTRODUCTION = """\
+# Columns of the CSV files
+
+Made from `pcpbench/report/columns.py` by `python -m pcpbench.report.columns > docs/csv.md`; edit
+that file, not this one.
+
+- UTF-8, comma, one header line, `.` as the decimal point. `pandas.read_csv(file)` needs no options.
+- Units are in the names and never change. Times of the CSV files are in milliseconds.
+- An empty cell means that there is no value; it never means 0. A number that is not finite is
+  written `inf`, `-inf` or `nan`, and an outcome beside it says `non_finite`.
+- `std` divides by the number of samples (ddof 0); `p99` interpolates linearly.
+- Booleans are `true` and `false`.
+- Columns and their order are stable: new ones are added, none is renamed or reused.
+- Rows of a scenario (or of a captured graph) are on disk as soon as it ends; a run that was killed
+  leaves complete lines.
+- All ranks share one device and run one after the other, so times are sums over the ranks. They are
+  the worker's own (scope = worker): compare arms with each other, not with a served system.
+"""
+
+
+def markdown() -> str:
+    """The whole of `docs/csv.md`."""
+    parts = [_INTRODUCTION]
+    for name, what, columns in FILES:
+        rows = [f"| `{c.name}` | {c.unit} | {c.meaning} |" for c in columns]
+        parts.append("\n".join([f"## {name}", "", what, "", "| column | unit | meaning |",
+                                "|---|---|---|", *rows, ""]))  # fmt: skip
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

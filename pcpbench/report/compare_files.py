@@ -1,0 +1,64 @@
+"""The files of a comparison: `summary.csv`, `steps.csv`, `summary.json` and `manifest.json`.
+
+Owns when each is written: a scenario's rows as soon as it ends, the rest at the end of the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from pcpbench.plan import ScenarioPlan
+from pcpbench.records import Environment, StepRecord, StepTiming
+from pcpbench.report import columns
+from pcpbench.report.compare_rows import step_rows, summary_rows
+from pcpbench.report.csv_files import header, lines
+from pcpbench.report.json_out import compare_json
+from pcpbench.report.run_dir import RESULTS
+from pcpbench.report.run_files import RunFiles
+from pcpbench.results import CompareResult, ScenarioResult, StepDrift
+
+
+class CompareFiles(RunFiles):
+    """Use as a context manager: `add_scenario` for each scenario that has ended, then `finish`.
+
+    base, candidate: labels of the two arms as in their records. settings: the effective
+    configuration, flat, by vLLM's names. async_device: whether the device runs behind the host.
+    """
+
+    def __init__(
+        self,
+        out: Path | None,
+        *,
+        base: str,
+        candidate: str,
+        settings: dict[str, Any],
+        environment: Environment,
+        async_device: bool = False,
+        root: Path = RESULTS,
+    ) -> None:
+        super().__init__("compare", out, settings, environment, root)
+        self._base, self._candidate = base, candidate
+        self._settings, self._async_device = settings, async_device
+        self._run_dir.append_text("summary.csv", header(columns.SUMMARY))
+        self._run_dir.append_text("steps.csv", header(columns.STEPS))
+
+    def add_scenario(
+        self,
+        result: ScenarioResult,
+        plan: ScenarioPlan,
+        records: Iterable[StepRecord],
+        timings: Iterable[StepTiming] = (),
+        step_drifts: Iterable[StepDrift] = (),
+    ) -> None:
+        """Put a scenario that has ended on disk."""
+        steps = step_rows(result, plan, records, timings, step_drifts, self._async_device)
+        arms = summary_rows(result, self._base, self._candidate, self._settings)
+        self._run_dir.append_text("steps.csv", lines(columns.STEPS, steps))
+        self._run_dir.append_text("summary.csv", lines(columns.SUMMARY, arms))
+
+    def finish(self, result: CompareResult) -> None:
+        """Write what the whole run came to."""
+        self._run_dir.write_text("summary.json", compare_json(result))
+        self._end(result)

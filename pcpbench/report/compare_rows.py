@@ -1,0 +1,216 @@
+"""Rows of `summary.csv` and `steps.csv`, made from what a comparison found.
+
+Owns which fact goes into which column. Judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pcpbench.modes import ARM_MODES, CUDAGraphMode
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import Drift, StepRecord, StepTiming
+from pcpbench.report.columns import RATIOS, SETTINGS, STAT_NAMES, STATS
+from pcpbench.report.csv_files import Cell, Row, ms
+from pcpbench.results import ArmSummary, DriftSummary, Outcome, ScenarioResult, StepDrift
+
+PARALLEL_SIZES = tuple(c.name for c in SETTINGS if c.name.endswith("_size"))
+
+
+def base_arm(label: str) -> str:
+    """The kind of arm behind a label: `eager_padded` of `eager_padded[full]`."""
+    return label.partition("[")[0]
+
+
+def summary_rows(
+    result: ScenarioResult, base: str, candidate: str, settings: Mapping[str, Any]
+) -> list[Row]:
+    """One row for each arm, in the order in which the arms ran.
+
+    base, candidate: labels as in `ArmSummary.arm`. settings: flat, by vLLM's names.
+    """
+    roles = {base: "base", candidate: "candidate"}
+    return [_summary_row(result, arm, roles.get(arm.arm, "rung"), settings) for arm in result.arms]
+
+
+def _summary_row(
+    result: ScenarioResult, arm: ArmSummary, role: str, settings: Mapping[str, Any]
+) -> Row:
+    waste = arm.padding_waste
+    broken = sorted({v.contract for v in result.violations if v.arm == arm.arm}, key=contract_order)
+    row: dict[str, Cell] = {
+        "scenario": result.scenario,
+        "arm": arm.arm,
+        "role": role,
+        "outcome": result.outcome.value,
+        **_setting_cells(arm.arm, settings),
+        "num_steps": arm.num_steps,
+        "num_requests": arm.num_requests,
+        "num_output_tokens": arm.num_output_tokens,
+        "steps_full": arm.steps_full,
+        "steps_piecewise": arm.steps_piecewise,
+        "steps_none": arm.steps_none,
+        "steps_idle": arm.steps_idle,
+        "decode_steps": arm.decode_steps,
+        "coverable": arm.coverable,
+        "coverable_full": arm.coverable_full,
+        "real_tokens": arm.real_tokens,
+        "padded_tokens": arm.padded_tokens,
+        "padding_waste_percent": None if waste is None else 100 * waste,
+        "violated_contracts": ";".join(broken) or None,
+        "reasons": "; ".join(result.reasons) or None,
+        "wall_s": result.wall_s,
+    }
+    for field, name, _ in STATS:
+        stat = getattr(arm, field)
+        for part in STAT_NAMES:
+            row[f"{part}_{name}_ms"] = None if stat is None else ms(getattr(stat, part))
+        row[f"num_{name}_samples"] = None if stat is None else stat.num_samples
+    quotable = role == "candidate" and result.outcome is Outcome.PASS
+    for field, name in RATIOS:
+        ratio = getattr(result, f"{field}_ratio") if quotable else None
+        row[f"{name}_ratio"] = None if ratio is None else ratio.median
+        row[f"{name}_ratio_low"] = None if ratio is None else ratio.low
+        row[f"{name}_ratio_high"] = None if ratio is None else ratio.high
+    return row | _drift_cells(drift_of(result, arm.arm))
+
+
+def drift_of(result: ScenarioResult, arm: str) -> DriftSummary | None:
+    """The drift of an arm from its twin; one that is not allowed first, should there be several."""
+    found = [drift for drift in result.drifts if drift.arm == arm]
+    return min(found, key=lambda drift: drift.ok, default=None)
+
+
+def contract_order(contract: str) -> tuple[int, str]:
+    """Sorts C2 before C10."""
+    digits = contract.lstrip("C")
+    return (int(digits) if digits.isdigit() else 99, contract)
+
+
+def _setting_cells(arm: str, settings: Mapping[str, Any]) -> dict[str, Cell]:
+    kind = base_arm(arm)
+    cells: dict[str, Cell] = {column.name: settings.get(column.name) for column in SETTINGS}
+    if kind == "reference":
+        cells |= dict.fromkeys(PARALLEL_SIZES, 1)
+    mode = ARM_MODES.get(kind)
+    cells["cudagraph_mode"] = None if mode is None else mode.name.lower()
+    return cells
+
+
+def _drift_cells(summary: DriftSummary | None) -> dict[str, Cell]:
+    worst = None if summary is None else summary.worst
+    cells: dict[str, Cell] = {
+        "drift_kind": None if summary is None else summary.kind,
+        "drift_twin": None if summary is None else summary.twin,
+        "drift_ok": None if summary is None else summary.ok,
+        "drift_steps_compared": None if summary is None else summary.num_steps_compared,
+        "top1_agreement": None if summary is None else summary.top1_agreement,
+        "token_mismatches": None if summary is None else summary.token_mismatches,
+        "max_kl": None if summary is None else summary.max_kl,
+        "drift_max_rel": None if worst is None else worst.max_rel,
+        "drift_cosine": None if worst is None else worst.cosine,
+    }
+    return cells | _worst_cells(worst)
+
+
+def _worst_cells(worst: Drift | None) -> dict[str, Cell]:
+    names = ("outcome", "tensor", "num_mismatched", "max_abs", "max_ulp")
+    return {f"drift_{name}": None if worst is None else getattr(worst, name) for name in names}
+
+
+def step_rows(
+    result: ScenarioResult,
+    plan: ScenarioPlan,
+    records: Iterable[StepRecord],
+    timings: Iterable[StepTiming] = (),
+    step_drifts: Iterable[StepDrift] = (),
+    async_device: bool = False,
+) -> list[Row]:
+    """One row for each record: arms in the order of the result, steps in the order of the plan.
+
+    async_device: whether the device runs behind the host; it decides what launch overhead is.
+    """
+    steps = {step.index: step for step in plan.steps}
+    order = {arm.arm: number for number, arm in enumerate(result.arms)}
+    timed: dict[tuple[str, int], list[StepTiming]] = {}
+    for timing in timings:
+        timed.setdefault((timing.arm, timing.step), []).append(timing)
+    drifts = {(drift.arm, drift.step): drift for drift in step_drifts}
+    broken: dict[tuple[str, int], set[str]] = {}
+    for violation in result.violations:
+        broken.setdefault((violation.arm, violation.step), set()).add(violation.contract)
+    rows: list[Row] = []
+    for record in sorted(records, key=lambda r: (order.get(r.arm, len(order)), r.step)):
+        key = (record.arm, record.step)
+        drift = drifts.get(key)
+        contracts = sorted(broken.get(key, ()), key=contract_order)
+        rows.append(
+            {
+                **_count_cells(record, steps[record.step]),
+                **_time_cells(timed.get(key, ()), async_device),
+                "drift_kind": None if drift is None else drift.kind,
+                "drift_twin": None if drift is None else drift.twin,
+                **_worst_cells(None if drift is None else drift.worst),
+                "violated_contracts": ";".join(contracts) or None,
+            }
+        )
+    return rows
+
+
+def _count_cells(record: StepRecord, step: StepPlan) -> dict[str, Cell]:
+    descriptor, ranks = record.descriptor, record.ranks
+    return {
+        "scenario": record.scenario,
+        "arm": record.arm,
+        "step": record.step,
+        "idle": record.idle,
+        "has_prefill": step.has_prefill,
+        "num_reqs": len(step.scheduled),
+        "num_decodes": sum(not request.is_prefilling for request in step.scheduled),
+        "num_tokens": step.num_tokens,
+        "num_sampled": len(record.sampled),
+        "served_as": served_as(record),
+        "miss_reason": record.miss_reason or None,
+        "descriptor_mode": descriptor.cg_mode.name,
+        "descriptor_num_reqs": descriptor.num_reqs,
+        "descriptor_num_tokens": descriptor.num_tokens,
+        "local_num_reqs": max((rank.dispatch_num_reqs for rank in ranks), default=None),
+        "local_num_tokens": max((rank.dispatch_num_tokens for rank in ranks), default=None),
+        "real_tokens": sum(rank.num_tokens for rank in ranks),
+        "padded_tokens": sum(rank.num_tokens_after_padding for rank in ranks),
+    }
+
+
+def served_as(record: StepRecord) -> str:
+    """How a step ran; a padded eager arm runs eagerly, whatever it is padded to."""
+    if record.idle:
+        return "IDLE"
+    if base_arm(record.arm) == "eager_padded":
+        return CUDAGraphMode.NONE.name
+    return record.descriptor.cg_mode.name
+
+
+def _time_cells(timings: Sequence[StepTiming], async_device: bool) -> dict[str, Cell]:
+    """Medians over repetitions; walls come from those that did not measure kernels, if any."""
+    kernels = [timing.kernel_s for timing in timings if timing.kernel_s is not None]
+    plain = [timing for timing in timings if timing.kernel_s is None] or list(timings)
+    wall_s = _median([timing.wall_s for timing in plain])
+    submit_s = _median([timing.submit_s for timing in plain])
+    kernel_s = _median(kernels)
+    launch_s = submit_s
+    if not async_device:
+        launch_s = None if wall_s is None or kernel_s is None else wall_s - kernel_s
+    return {
+        "num_repetitions": len(timings),
+        "median_step_ms": ms(wall_s),
+        "median_submit_ms": ms(submit_s),
+        "kernel_ms": ms(kernel_s),
+        "launch_overhead_ms": ms(launch_s),
+    }
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return float(np.median(values)) if len(values) else None

@@ -1,0 +1,148 @@
+"""A comparison on a console: the verdict first, then every scenario, then how to read it.
+
+Owns the order of the report and the overview over scenarios. Scenarios are in scenario_view.py.
+"""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+
+from pcpbench.report import units
+from pcpbench.report.compare_rows import contract_order
+from pcpbench.report.console import (
+    Facts,
+    add_notices,
+    badge,
+    is_wide,
+    new_table,
+    verdict_line,
+)
+from pcpbench.report.scenario_view import find_arm, print_scenario
+from pcpbench.results import CompareResult, Outcome, Ratio, ScenarioResult
+
+
+def print_compare(result: CompareResult, console: Console) -> None:
+    """Print the whole report."""
+    print_verdict(result, console)
+    if len(result.scenarios) > 1:
+        console.print()
+        console.print(_overview(result, console))
+    for scenario in result.scenarios:
+        print_scenario(console, scenario, result.base, result.candidate)
+    console.print()
+    facts = Facts()
+    add_notices(facts, result.notices)
+    _add_reading(facts, result)
+    facts.print(console)
+
+
+def print_verdict(result: CompareResult, console: Console) -> None:
+    """The verdict in one sentence, and what was compared; also the talk beside `--json`."""
+    verdict_line(console, result.outcome, verdict(result))
+    facts = Facts()
+    facts.add("Compared", _compared(result), style="dim")
+    if result.outcome is Outcome.PASS:
+        ranges = [_range("TPOT", [s.tpot_ratio for s in result.scenarios])]
+        ranges.append(_range("launch overhead", [s.launch_ratio for s in result.scenarios]))
+        told = ", ".join(text for text in ranges if text)
+        facts.add(f"{result.candidate} / {result.base}", told)
+    facts.print(console)
+
+
+def verdict(result: CompareResult) -> str:
+    """One sentence: what the outcome is of, and the reason."""
+    total = len(result.scenarios)
+    arms = f"{result.candidate} against {result.base}"
+    if result.outcome is Outcome.PASS:
+        captured = any(d.kind == "capture" for s in result.scenarios for d in s.drifts)
+        what = "every replay is bitwise equal to eager" if captured else "drift is within budget"
+        return f"{arms}: {what} and every contract held in {units.count(total, 'scenario')}."
+    hit = [s for s in result.scenarios if s.outcome is result.outcome]
+    if not hit:
+        return f"{arms}: {'; '.join(result.reasons) or 'no reason was given'}."
+    causes = "; ".join(f"{s.scenario} ({cause(s)})" for s in hit[:3])
+    more = f"; and {len(hit) - 3} more" if len(hit) > 3 else ""
+    verb = "broke" if result.outcome is Outcome.FAIL else "could not be compared"
+    what = f"{len(hit)} of {units.count(total, 'scenario')} {verb}"
+    return f"{arms}: {what}: {causes}{more}."
+
+
+def cause(scenario: ScenarioResult) -> str:
+    """The shortest true answer to why: contracts by id, drifts by kind, else the first reason."""
+    parts = sorted({v.contract for v in scenario.violations}, key=contract_order)
+    parts += [f"{d.kind} drift" for d in scenario.drifts if not d.ok]
+    if scenario.outcome is Outcome.FAIL and parts:
+        return ", ".join(dict.fromkeys(parts))
+    return next(iter(scenario.reasons), "no reason was given")
+
+
+def _compared(result: CompareResult) -> str:
+    settings = result.settings
+    names = (
+        ("pcp", "prefill_context_parallel_size"),
+        ("dcp", "decode_context_parallel_size"),
+        ("tp", "tensor_parallel_size"),
+        ("interleave", "cp_kv_cache_interleave_size"),
+    )
+    sizes = " ".join(f"{short} {settings[name]}" for short, name in names if name in settings)
+    keys = ("model", "dtype", "device", "backend", "feed")
+    kinds = [str(settings[key]) for key in keys if key in settings]
+    return ", ".join(part for part in (sizes, *kinds, f"{result.wall_s:.1f} s") if part)
+
+
+def _range(name: str, ratios: list[Ratio | None]) -> str:
+    medians = [ratio.median for ratio in ratios if ratio is not None]
+    if not medians:
+        return ""
+    low, high = f"{min(medians):.2f}", f"{max(medians):.2f}"
+    return f"{name} {low}" if low == high else f"{name} {low} to {high}"
+
+
+def _overview(result: CompareResult, console: Console) -> Table:
+    wide = is_wide(console)
+    table = new_table()
+    table.add_column("Scenario", overflow="fold")
+    table.add_column("Verdict", no_wrap=True)
+    for name in ("TPOT", "Launch"):
+        table.add_column(f"{name} ratio" if wide else name, no_wrap=True)
+    table.add_column("FULL of coverable" if wide else "FULL", justify="right", no_wrap=True)
+    table.add_column("Padding", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("Took", justify="right", no_wrap=True)
+    for scenario in result.scenarios:
+        arm = find_arm(scenario, result.candidate)
+        passed = scenario.outcome is Outcome.PASS
+        ratios = [scenario.tpot_ratio, scenario.launch_ratio] if passed else [None, None]
+        cells = [units.ratio(r) if wide else units.ratio(r).partition(" ")[0] for r in ratios]
+        covered = f"{arm.coverable_full} of {arm.coverable}" if arm and arm.coverable else "-"
+        waste = units.percent(arm.padding_waste) if arm else units.NOTHING
+        took = [f"{scenario.wall_s:.1f} s"] if wide else []
+        table.add_row(scenario.scenario, badge(scenario.outcome), *cells, covered, waste, *took)
+    return table
+
+
+def _add_reading(facts: Facts, result: CompareResult) -> None:
+    settings = result.settings
+    ranks = settings.get("prefill_context_parallel_size", 1) * settings.get(
+        "tensor_parallel_size", 1
+    )
+    on_cpu = result.environment.device.startswith("cpu")
+    launch = (
+        "step wall time - kernel floor (the same kernels on the same buffers)"
+        if on_cpu
+        else "time until the launch calls of a step have returned"
+    )
+    formulas = (
+        "TPOT = (last token time - first token time) / (output tokens - 1) of a request",
+        "ITL = gap between successive tokens of a request",
+        f"launch overhead = {launch}",
+    )
+    facts.add("Times", "; ".join(formulas) + ".")
+    facts.add("", "ratios are medians over pairs of requests, gaps or steps [95 % interval].")
+    facts.add("", "scope = worker: compare arms with each other, not with a served system.")
+    if ranks > 1:
+        facts.add("", "ranks share one device and run one after the other: times are sums over "
+                  f"{ranks} ranks (the reference arm has one).")  # fmt: skip
+    if result.run_dir:
+        facts.add("Files", f"{result.run_dir}")

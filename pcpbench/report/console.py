@@ -1,0 +1,95 @@
+"""How text looks on a console: the console itself, verdict words, labelled facts.
+
+Owns styles and layout that every view shares. A style only ever repeats what a word says. Widths:
+below WIDE columns a view leaves out what the CSV files hold anyway, and wraps what it keeps.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Final, TextIO
+
+from rich import box
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from pcpbench.records import Notice
+from pcpbench.results import Outcome
+
+WIDE: Final = 120
+LABEL_WIDTH: Final = 16
+
+STYLES: Final = {Outcome.PASS: "bold green", Outcome.FAIL: "bold red",
+                 Outcome.NOT_COMPARED: "bold yellow"}  # fmt: skip
+WORDS: Final = {Outcome.PASS: "PASS", Outcome.FAIL: "FAIL", Outcome.NOT_COMPARED: "NOT COMPARED"}
+
+
+def make_console(stream: TextIO | None = None, width: int | None = None) -> Console:
+    """A console on a stream (stdout by default) that prints text as it is.
+
+    Markup, highlighting and emoji codes are off: `FULL[reqs=4]` is a name. Colour is left out when
+    NO_COLOR is set or the stream is no terminal. A stream that cannot encode a character gets `?`.
+    """
+    out = sys.stdout if stream is None else stream
+    reconfigure = getattr(out, "reconfigure", None)
+    if reconfigure is not None and not (out.encoding or "").lower().startswith("utf"):
+        reconfigure(errors="replace")
+    return Console(file=out, width=width, markup=False, highlight=False, emoji=False)
+
+
+def is_wide(console: Console) -> bool:
+    """Whether there is room for the columns that narrow consoles do without."""
+    return console.width >= WIDE
+
+
+def badge(outcome: Outcome) -> Text:
+    """The verdict as a word."""
+    return Text(WORDS[outcome], style=STYLES[outcome])
+
+
+def verdict_line(console: Console, outcome: Outcome, text: str) -> None:
+    """The verdict and one sentence; lines that wrap stay clear of the verdict."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(badge(outcome), Text(text, style="bold"))
+    console.print(grid)
+
+
+def new_table(**options: object) -> Table:
+    """A table with a rule under its header and nothing else."""
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold",
+                 padding=(0, 2, 0, 0))  # fmt: skip
+
+
+class Facts:
+    """Lines with a label on the left, printed together; empty ones are left out."""
+
+    def __init__(self) -> None:
+        self._grid = Table.grid(padding=(0, 2))
+        self._grid.add_column(min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")
+        self._grid.add_column(overflow="fold")
+
+    def add(self, label: str, text: str | Text, style: str = "") -> None:
+        """One fact; a label is shown once, lines that follow leave it empty."""
+        if text:
+            body = text if isinstance(text, Text) else Text(text)
+            self._grid.add_row(Text(label, style=style), body)
+
+    def add_all(self, label: str, texts: Iterable[str], style: str = "") -> None:
+        """Several lines under one label."""
+        for number, text in enumerate(texts):
+            self.add("" if number else label, text, style)
+
+    def print(self, console: Console, indent: int = 0) -> None:
+        """Print what was added."""
+        if self._grid.row_count:
+            console.print(Padding(self._grid, (0, 0, 0, indent)))
+
+
+def add_notices(facts: Facts, notices: Iterable[Notice]) -> None:
+    """Warnings: each names the setting and says what to do."""
+    facts.add_all("Notice", (f"{n.setting}: {n.message}" for n in notices), style="yellow")

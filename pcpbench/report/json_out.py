@@ -1,0 +1,89 @@
+"""Results as JSON text: `--json` on stdout and the JSON file of a run.
+
+Owns the shape of the document, which carries a `schema_version`. Non-finite numbers: see plain.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+import msgspec
+
+from pcpbench import __version__
+from pcpbench.report.columns import STATS
+from pcpbench.report.compare_rows import base_arm
+from pcpbench.report.manifest import SCHEMA_VERSION
+from pcpbench.report.plain import to_json
+from pcpbench.results import ArmSummary, CaptureResult, CompareResult, ScenarioResult, Stat
+
+
+def compare_json(result: CompareResult) -> str:
+    """One JSON object; times in milliseconds where a name says so, seconds where it says `_s`."""
+    document = {
+        **_head("compare", result),
+        "base": result.base,
+        "candidate": result.candidate,
+        "scenarios": [_scenario(scenario) for scenario in result.scenarios],
+    }
+    return to_json(document)
+
+
+def capture_json(result: CaptureResult) -> str:
+    """One JSON object; the address book is in `address_book.csv`, unowned memory is here too."""
+    document = {
+        **_head("capture", result),
+        "mode": result.mode,
+        "pool_bytes": result.pool_bytes,
+        "graphs": result.graphs,
+        "unowned": result.unowned,
+    }
+    return to_json(document)
+
+
+def print_json(result: CompareResult | CaptureResult, stream: TextIO | None = None) -> None:
+    """Write the result's JSON to a stream, stdout by default."""
+    text = compare_json(result) if isinstance(result, CompareResult) else capture_json(result)
+    out = sys.stdout if stream is None else stream
+    out.write(text)
+    out.flush()
+
+
+def _head(command: str, result: CompareResult | CaptureResult) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "pcpbench_version": __version__,
+        "command": command,
+        "outcome": result.outcome,
+        "exit_code": result.outcome.exit_code,
+        "reasons": result.reasons,
+        "notices": result.notices,
+        "settings": result.settings,
+        "environment": result.environment,
+        "wall_s": result.wall_s,
+        "run_dir": result.run_dir,
+    }
+
+
+def _scenario(result: ScenarioResult) -> dict[str, Any]:
+    document = msgspec.structs.asdict(result)
+    document["launch_overhead_ratio"] = document.pop("launch_ratio")
+    document["arms"] = [_arm(arm) for arm in result.arms]
+    return document
+
+
+def _arm(arm: ArmSummary) -> dict[str, Any]:
+    document = msgspec.structs.asdict(arm)
+    for field, name, _ in STATS:
+        document[f"{name}_ms"] = _in_ms(document.pop(field))
+    document["kind"] = base_arm(arm.arm)
+    document["padding_waste"] = arm.padding_waste
+    return document
+
+
+def _in_ms(stat: Stat | None) -> dict[str, Any] | None:
+    if stat is None:
+        return None
+    values = msgspec.structs.asdict(stat)
+    num_samples = values.pop("num_samples")
+    return {name: 1e3 * value for name, value in values.items()} | {"num_samples": num_samples}
