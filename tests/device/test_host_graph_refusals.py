@@ -67,11 +67,15 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "sparse": (lambda: x.to_sparse(), "aten._to_sparse.default", LAYOUT),
     "meta": (lambda: torch.empty(3, device="meta"), "aten.empty.memory_format", LAYOUT),
     "conj": (lambda: torch.complex(x, x).conj(), "aten._conj.default", LAYOUT),
-    "cond": (lambda: torch.cond(mask[0, 0], torch.sin, torch.cos, (x,)), "cond", "higher-order"),
+    "cond": (
+        lambda: torch.cond(mask[0, 0], torch.sin, torch.cos, (x,)),
+        "compiled code",
+        "higher-order",
+    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Dynamo does not know")
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", REFUSED)
 def test_refusal_names_op_reason_and_line(name: str, mode: Any) -> None:
@@ -85,6 +89,15 @@ def test_refusal_names_op_reason_and_line(name: str, mode: Any) -> None:
     assert reason in message
     assert f"test_host_graph_refusals.py:{inspect.getsourcelines(fn)[1]}" in message
     assert torch.equal(x, before)
+
+
+def test_higher_order_operator_that_is_not_compiled_is_refused() -> None:
+    backend = HostGraphBackend()
+    with torch.inference_mode(), pytest.raises(CaptureError, match=r"cond on bool.*higher-order"):
+        backend.capture(
+            lambda: torch.ops.higher_order.cond(mask[0, 0], torch.sin, torch.cos, (x,)),
+            backend.new_pool(),
+        )
 
 
 def test_message_gives_dtypes_and_shapes() -> None:

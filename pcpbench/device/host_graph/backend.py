@@ -15,7 +15,7 @@ from pcpbench.device.host_graph import torch_private
 from pcpbench.device.host_graph.lowering import Lowering
 from pcpbench.device.host_graph.pool import HostPool
 from pcpbench.device.host_graph.recorder import Recorder
-from pcpbench.device.host_graph.refusals import HostReadGuard
+from pcpbench.device.host_graph.refusals import HostReadGuard, refuse_compiled
 from pcpbench.device.host_graph.replay import HostGraph, settle
 from pcpbench.device.host_graph.schema import SchemaBook
 from pcpbench.device.host_graph.tape import Tape
@@ -74,6 +74,11 @@ class HostGraphBackend:
         try:
             with torch.no_grad(), recorder, guard:
                 result = fn()
+        except Exception as error:
+            compiled = refuse_compiled(error)
+            if compiled is not None:
+                raise compiled from error
+            raise
         finally:
             self._capturing = False
             torch.set_rng_state(random_state)

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcpbench.device.host_graph import torch_private
 from pcpbench.device.host_graph.schema import Facts
@@ -54,7 +53,7 @@ class _Reached(Exception):
         self.func, self.args_seen, self.kwargs_seen = func, args, kwargs
 
 
-class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Probe(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Stops at the first operator, before its kernel."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

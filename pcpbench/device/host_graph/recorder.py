@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcpbench.device.host_graph import torch_private
 from pcpbench.device.host_graph.lowering import Lowering
@@ -39,7 +38,7 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Records one capture on a tape. `hoists` allows constants to be made once, not every replay.
 
     generators: every random generator that an op was given, with its state before the op.
@@ -62,7 +61,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._lowering = lowering
         self._guard = guard
         self._hoists = hoists
-        self._below = torch_private.below_autograd()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Args = (), kwargs: Kwargs | None = None
@@ -81,8 +79,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 return torch_private.decompose(func, args, kwargs)
         self._remember_generators([*args, *kwargs.values()])
-        with self._below():
-            return self._record(facts, args, kwargs)
+        return self._record(facts, args, kwargs)
 
     def _record(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         if facts.base == "lift_fresh":

@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from pcpbench.device.host_graph.schema import Facts, tensors_in
-from pcpbench.device.host_graph.source import calling_source
+from pcpbench.device.host_graph.source import calling_source, source_of
 from pcpbench.errors import CaptureError
 
 _READS_VALUE = (
@@ -96,6 +96,19 @@ def check_result(facts: Facts, args: tuple[Any, ...], result: Any, guard: HostRe
 def refuse_higher_order(func: Any, args: tuple[Any, ...]) -> CaptureError:
     """The error for something that is not an ordinary operator."""
     return refuse(str(func), args, _HIGHER_ORDER, "")
+
+
+def refuse_compiled(error: Exception) -> CaptureError | None:
+    """The error for code that torch's compiler was asked to trace under capture, else None.
+
+    torch.cond and its like call the compiler before any operator is seen.
+    """
+    if not type(error).__module__.startswith("torch._dynamo"):
+        return None
+    return CaptureError(
+        f"compiled code at {source_of(error)} cannot be captured: it is a higher-order operator "
+        "(torch.cond, for one) or calls torch.compile, and the host backend records neither"
+    )
 
 
 def refuse_moving(facts: Facts, args: tuple[Any, ...], guard: HostReadGuard) -> CaptureError:

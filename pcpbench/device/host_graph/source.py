@@ -46,6 +46,17 @@ def calling_source() -> Source:
     return Source("unknown:0", in_triton)
 
 
+def source_of(error: BaseException) -> str:
+    """`file.py:line` of the innermost caller's frame that an error passed through."""
+    found, step = "unknown:0", error.__traceback__
+    while step is not None:
+        path = step.tb_frame.f_code.co_filename
+        if not _is_helper(path):
+            found = f"{_shorten(path)}:{step.tb_lineno}"
+        step = step.tb_next
+    return found
+
+
 def _is_helper(path: str) -> bool:
     if path.startswith(_HELPERS):
         return True

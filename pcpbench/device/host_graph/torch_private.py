@@ -13,8 +13,17 @@ from typing import Any
 
 import torch
 from torch._ops import OpOverload
+from torch.utils._python_dispatch import TorchDispatchMode
 
 Guard = Callable[[], AbstractContextManager[Any]]
+
+
+class QuietDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that does not make torch import its compiler on the first op (seconds)."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
 
 
 def below_autograd() -> Guard:
