@@ -33,6 +33,11 @@ class AddressRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._external: dict[int, ExternalUse] = {}
         self._held: list[torch.UntypedStorage] = []
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare every operation a wrapper that is of use only under torch.compile."""
+        return False
+
     @property
     def externals(self) -> tuple[ExternalUse, ...]:
         """Storages not made inside, in order of first use."""

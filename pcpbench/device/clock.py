@@ -40,6 +40,11 @@ class _OpTimer(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.seconds = 0.0
         self.num_ops = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Spare every operation a wrapper that is of use only under torch.compile."""
+        return False
+
     def __torch_dispatch__(
         self,
         func: Any,

@@ -1,13 +1,15 @@
 """Host arrays on their way to the device. Owns the staging memory; knows nothing of what it holds.
 
-A staged array is written with numpy and sent with one copy. The device side is never the host side,
-on a CPU neither: what numpy writes for the next step must not show in this step's tensors.
+What arrives on the device never shares memory with an array that numpy goes on using, on a CPU
+neither: what the host writes for the next step must not show in this step's tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -21,42 +23,39 @@ def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
 
 
 class HostStaging:
-    """A fixed device buffer with host memory beside it that is filled anew each step.
+    """Sends several int arrays to the device as int32 in one copy.
 
-    On a device with pinned memory the host side is a ring of two, so that the host can fill one
-    while the copy of the other may still be under way; a slot is written only after its last copy
-    has ended.
+    On a device with pinned memory the host side is a ring of two buffers, so that the host can fill
+    one while the copy of the other is under way; one is filled only after its last copy has ended.
     """
 
-    def __init__(self, num_elements: int, dtype: torch.dtype, device: torch.device) -> None:
-        self._pinned = device.type == "cuda"
-        num_slots = 2 if self._pinned else 1
-        self._hosts = [
-            torch.empty(num_elements, dtype=dtype, pin_memory=self._pinned)
-            for _ in range(num_slots)
-        ]
-        self._arrays = [host.numpy() for host in self._hosts]
-        self._events: list[torch.cuda.Event | None] = [None] * num_slots
-        self._slot = 0
-        self._device = torch.empty(num_elements, dtype=dtype, device=device)
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._hosts = [torch.empty(0, dtype=torch.int32)] * 2
+        self._events: list[torch.cuda.Event | None] = [None, None]
+        self._turn = 0
 
-    @property
-    def num_elements(self) -> int:
-        """Elements that can be staged at once."""
-        return self._device.shape[0]
+    def send(self, pieces: Sequence[NDArray[Any]]) -> tuple[Tensor, ...]:
+        """int32 device copies of the arrays [n], in order; they live as long as they are held."""
+        sizes = [len(piece) for piece in pieces]
+        if self._device.type != "cuda":
+            packed = np.concatenate(pieces, dtype=np.int32, casting="same_kind")
+            sent = torch.from_numpy(packed)
+            if self._device.type != "cpu":
+                sent = sent.to(self._device)
+        else:
+            sent = self._send_pinned(pieces, sum(sizes))
+        return torch.split_with_sizes(sent, sizes)
 
-    def array(self) -> NDArray[Any]:
-        """The host array to fill before the next `push`."""
-        event = self._events[self._slot]
+    def _send_pinned(self, pieces: Sequence[NDArray[Any]], total: int) -> Tensor:
+        turn, self._turn = self._turn, 1 - self._turn
+        event = self._events[turn]
         if event is not None:
             event.synchronize()
-        return self._arrays[self._slot]
-
-    def push(self, num_elements: int) -> Tensor:
-        """Send the first elements of `array()`; returns the device's copy, valid until the next."""
-        device = self._device[:num_elements]
-        device.copy_(self._hosts[self._slot][:num_elements], non_blocking=self._pinned)
-        if self._pinned:
-            self._events[self._slot] = torch.cuda.current_stream(device.device).record_event()
-            self._slot = 1 - self._slot
-        return device
+        if self._hosts[turn].shape[0] < total:
+            self._hosts[turn] = torch.empty(2 * total, dtype=torch.int32, pin_memory=True)
+        host = self._hosts[turn][:total]
+        np.concatenate(pieces, out=host.numpy(), casting="same_kind")
+        sent = host.to(self._device, non_blocking=True)
+        self._events[turn] = torch.cuda.current_stream(self._device).record_event()
+        return sent

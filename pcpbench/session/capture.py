@@ -13,8 +13,9 @@ from pcpbench.config import EngineConfig
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import one_thread
 from pcpbench.device.environment import environment_of
-from pcpbench.report.console import print_capture
-from pcpbench.report.files import CaptureFiles
+from pcpbench.report.capture_files import CaptureFiles
+from pcpbench.report.capture_view import print_capture
+from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
@@ -58,7 +59,7 @@ def run_capture(request: CaptureRequest) -> int:
                 run_dir=str(files.path),
             )
             files.finish(result)
-    print_capture(result)
+    print_capture(result, make_console())
     return result.outcome.exit_code
 
 

@@ -16,8 +16,9 @@ from pcpbench.device.environment import environment_of
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
-from pcpbench.report.console import print_compare
-from pcpbench.report.files import CompareFiles
+from pcpbench.report.compare_files import CompareFiles
+from pcpbench.report.compare_view import print_compare
+from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CompareRequest
@@ -71,7 +72,7 @@ def run_compare(request: CompareRequest) -> int:
     if request.json:
         print_json(result)
     else:
-        print_compare(result)
+        print_compare(result, make_console())
     return result.outcome.exit_code
 
 
