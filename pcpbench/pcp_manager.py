@@ -9,14 +9,13 @@ P = pcp_world_size; L = tokens of a rank after padding to the common count; T = 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from pcpbench.device.staging import HostStaging
+from pcpbench.device.staging import HostStaging, to_device
 from pcpbench.engine.block_table import PAD_SLOT_ID, BlockTables
 from pcpbench.engine.input_batch import InputBatch, InputBuffers, pad_batch
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -84,11 +83,10 @@ class PCPManager:
         self._input_buffers: InputBuffers | None = None
         if self._max_num_local_reqs is not None and max_num_tokens is not None:
             self._input_buffers = InputBuffers(self._max_num_local_reqs, max_num_tokens, device)
-        self._staging: HostStaging | None = None
-        self._mask_staging: HostStaging | None = None
+        self._staging = HostStaging(device)
         self._global_batch: InputBatch | None = None
         self._layout: Layout | None = None
-        self._nothing = torch.zeros(0, dtype=torch.int64, device=device)
+        self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self.hidden_restore_idx = self.padded_gather_idx = self._nothing
         self.gathered_kv_write_mask = torch.zeros(0, dtype=torch.bool, device=device)
         self.row_req_index: IntArray = np.zeros(0, dtype=np.int64)
@@ -196,18 +194,17 @@ class PCPManager:
                 "ranks; only decode batches can run as FULL"
             )
         num_reqs = input_batch.num_reqs
-        layout = build_layout(
-            self._row_grid(
-                input_batch.num_scheduled_tokens[:num_reqs], input_batch.is_prefilling_np[:num_reqs]
-            ),
-            input_batch.query_start_loc_np,
-            num_tokens_padded,
+        grid = self._row_grid(
+            input_batch.num_scheduled_tokens[:num_reqs], input_batch.is_prefilling_np[:num_reqs]
         )
-        most_rows = max(1, int(np.diff(layout.row_offsets).max()))
-        if num_reqs_padded is not None and num_reqs_padded < most_rows:
-            raise ValueError(
-                f"{batch_desc.label} holds {num_reqs_padded} rows, and a PCP rank has {most_rows}"
-            )
+        if num_reqs_padded is not None:
+            most_rows = max(1, int(grid.rows_per_rank().max()))
+            if num_reqs_padded < most_rows:
+                raise ValueError(
+                    f"{batch_desc.label} has {num_reqs_padded} rows, and a PCP rank needs "
+                    f"{most_rows}"
+                )
+        layout = build_layout(grid, input_batch.query_start_loc_np, num_tokens_padded)
         rows = local_rows(layout, self.pcp_rank, input_batch, num_reqs_padded)
         local = self._stage(input_batch, layout, rows)
         self._global_batch, self._layout = input_batch, layout
@@ -220,53 +217,38 @@ class PCPManager:
         num_reqs, num_rows = rows.num_reqs, rows.num_reqs_padded
         buffers = self._input_buffers or InputBuffers(num_rows, num_padded, self.device)
         buffers.check_room(num_rows, num_padded)
-        pieces = (
-            layout.padded_gather_idx,
-            layout.hidden_restore_idx,
-            rows.request,
-            rows.tokens_after,
-            rows.idx_mapping,
-            rows.query_start_loc,
+        begin = self.pcp_rank * num_padded
+        mine, idx_mapping, starts, request, tokens_after, gather_idx, restore_idx = (
+            self._staging.send(
+                (
+                    layout.padded_gather_idx[begin : begin + num_tokens],
+                    rows.idx_mapping,
+                    rows.query_start_loc,
+                    rows.request,
+                    rows.tokens_after,
+                    layout.padded_gather_idx,
+                    layout.hidden_restore_idx,
+                )
+            )
         )
-        gather_idx, restore_idx, request, tokens_after, idx_mapping, starts = self._send(pieces)
-        mine = gather_idx[self.pcp_rank * num_padded :][:num_tokens]
         views = buffers.views(num_rows, num_padded)
-        torch.index_select(batch.input_ids, 0, mine, out=views.input_ids[:num_tokens])
-        torch.index_select(batch.positions, 0, mine, out=views.positions[:num_tokens])
-        views.is_padding[:num_tokens].fill_(False)
         views.query_start_loc.copy_(starts)
-        lengths = views.seq_lens[:num_reqs]
-        if num_tokens:
-            torch.index_select(batch.seq_lens, 0, request, out=lengths)
-            lengths.sub_(tokens_after)
+        real = views
+        if num_rows > num_reqs or num_padded > num_tokens:
+            real = buffers.views(num_reqs, num_tokens)
+            buffers.pad(num_reqs, num_rows, num_tokens, num_padded)
+        torch.index_select(batch.input_ids, 0, mine, out=real.input_ids)
+        torch.index_select(batch.positions, 0, mine, out=real.positions)
+        real.is_padding.fill_(False)
+        if num_tokens == 0:
+            real.seq_lens.zero_()
         else:
-            lengths.zero_()
-        buffers.pad(num_reqs, num_rows, num_tokens, num_padded)
+            torch.index_select(batch.seq_lens, 0, request, out=real.seq_lens)
+            if batch.has_prefill:
+                real.seq_lens.sub_(tokens_after)
         self.padded_gather_idx, self.hidden_restore_idx = gather_idx, restore_idx
-        self.gathered_kv_write_mask = self._send_mask(layout.gathered_kv_write_mask)
-        return rows.batch(views, idx_mapping.to(torch.int32), self._nothing)
-
-    def _send(self, pieces: Sequence[IntArray]) -> tuple[Tensor, ...]:
-        """int64 device copies of host arrays, all in one copy; valid until the next call."""
-        sizes = [len(piece) for piece in pieces]
-        total = sum(sizes)
-        if self._staging is None or self._staging.num_elements < total:
-            self._staging = HostStaging(max(total, self._staging_size()), torch.int64, self.device)
-        np.concatenate(pieces, out=self._staging.array()[:total])
-        return torch.split_with_sizes(self._staging.push(total), sizes)
-
-    def _send_mask(self, mask: BoolArray) -> Tensor:
-        total = len(mask)
-        if self._mask_staging is None or self._mask_staging.num_elements < total:
-            capacity = max(total, (self._max_num_tokens or 0) * self.pcp_world_size)
-            self._mask_staging = HostStaging(capacity, torch.bool, self.device)
-        self._mask_staging.array()[:total] = mask
-        return self._mask_staging.push(total)
-
-    def _staging_size(self) -> int:
-        """Elements of the largest step: gather and restore index, and four entries a row."""
-        rows, tokens = self._max_num_local_reqs or 0, self._max_num_tokens or 0
-        return tokens * (self.pcp_world_size + 1) + 4 * rows + 1
+        self.gathered_kv_write_mask = to_device(layout.gathered_kv_write_mask, self.device)
+        return rows.batch(views, idx_mapping, self._nothing)
 
     def prepare_inputs_to_capture(self, input_batch: InputBatch) -> InputBatch:
         """The same batch as slices of the persistent rank-local buffers (SPEC 6)."""
@@ -347,7 +329,9 @@ class PCPManager:
         starts = self.global_batch.query_start_loc_np
         segments = []
         done = 0
-        for request, start, length in self.layout.rows_of(self.pcp_rank).T.tolist():
+        layout, rank = self.layout, self.pcp_rank
+        rows = zip(layout.request[rank], layout.start[rank], layout.length[rank], strict=True)
+        for request, start, length in ((int(a), int(b), int(n)) for a, b, n in rows if n):
             first = int(starts[request]) + start
             segments.append(
                 RankSegment(request, slice(first, first + length), slice(done, done + length))

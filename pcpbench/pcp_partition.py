@@ -3,27 +3,26 @@
 Owns the layout of a step over all ranks at once, in numpy, with no Python loop over requests,
 segments or ranks: it is made on every decode step. Knows no tensor and no buffer.
 
-P ranks, R requests, N rows over all ranks, T tokens of the global batch, L tokens of a rank after
-padding to the common count.
+P ranks, R requests, T tokens of the global batch, L tokens of a rank after padding to the common
+count, C columns of a rank's line in the grid.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from pcpbench.records import BoolArray, IntArray
 
 
-@dataclass(frozen=True)
-class RowGrid:
-    """Candidate rows of all ranks, one grid line a rank; those of length 0 are no rows.
+class RowGrid(NamedTuple):
+    """Candidate rows of all ranks, one line a rank; those of length 0 are no rows. All [P, C].
 
-    Within a line: decodes, then prefills, by request, then by start. All [P, columns].
-    request: index into the step's requests. start: first token within the request's query.
-    length: tokens. is_written: whether the rank writes the row's KV (rank 0 alone does for a
-    replicated row).
+    Within a line: decodes, then prefills, by request, then by start; the last column is kept free
+    for the padding of the line. request: index into the step's requests. start: first token within
+    the request's query. length: tokens. is_written: whether the rank writes the row's KV (rank 0
+    alone does for a replicated row).
     """
 
     request: IntArray
@@ -33,7 +32,7 @@ class RowGrid:
 
     def rows_per_rank(self) -> IntArray:
         """Rows with tokens of each rank, [P]."""
-        counts: IntArray = np.count_nonzero(self.length, axis=1)
+        counts: IntArray = (self.length > 0).sum(axis=1)
         return counts
 
     def tokens_per_rank(self) -> IntArray:
@@ -42,31 +41,23 @@ class RowGrid:
         return counts
 
 
-@dataclass(frozen=True)
-class Layout:
+class Layout(NamedTuple):
     """A step over all ranks, padded to L tokens each.
 
-    request, start, length: rows of all ranks, rank after rank, [N]. row_offsets: [P+1]; rank r has
-    the rows row_offsets[r] to row_offsets[r + 1]. tokens_per_rank: [P]. num_tokens_padded: L.
-    padded_gather_idx: int64 [P * L], the global token at each place of the gathered batch, 0 in
-    padding. gathered_kv_write_mask: bool [P * L], true at exactly one place of each token.
-    hidden_restore_idx: int64 [T], that place.
+    request, start, length: the grid's, [P, C - 1]. tokens_per_rank: [P]. num_tokens_padded: L.
+    padded_gather_idx: [P * L], the global token at each place of the gathered batch, 0 in padding.
+    gathered_kv_write_mask: bool [P * L], true at exactly one place of each token.
+    hidden_restore_idx: [T], that place.
     """
 
     request: IntArray
     start: IntArray
     length: IntArray
-    row_offsets: IntArray
     tokens_per_rank: IntArray
     num_tokens_padded: int
     padded_gather_idx: IntArray
     gathered_kv_write_mask: BoolArray
     hidden_restore_idx: IntArray
-
-    def rows_of(self, rank: int) -> IntArray:
-        """(request, start, length) of one rank's rows, [3, rows]."""
-        first, last = self.row_offsets[rank : rank + 2]
-        return np.stack((self.request[first:last], self.start[first:last], self.length[first:last]))
 
 
 def replicated_requests(
@@ -103,64 +94,56 @@ def row_grid(
     [4:6]. One of 5 has chunks of 2, 2, 1, 0 and is short.
     """
     is_active = num_scheduled_tokens > 0
-    (decodes,) = (is_active & ~is_prefilling).nonzero()
-    parts = []
-    if len(decodes):
-        parts.append(_decode_grid(decodes, num_scheduled_tokens, num_ranks, shard_decode_requests))
     (prefills,) = (is_active & is_prefilling).nonzero()
-    if len(prefills):
-        parts.append(
-            _prefill_grid(prefills, num_scheduled_tokens, num_ranks, replicate_short_prefills)
-        )
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        nothing = np.zeros((num_ranks, 0), dtype=np.int64)
-        return RowGrid(nothing, nothing, nothing, nothing.astype(np.bool_))
-    first, second = parts
-    return RowGrid(
-        np.concatenate((first.request, second.request), axis=1),
-        np.concatenate((first.start, second.start), axis=1),
-        np.concatenate((first.length, second.length), axis=1),
-        np.concatenate((first.is_written, second.is_written), axis=1),
-    )
+    (decodes,) = (is_active > is_prefilling).nonzero()
+    num_decodes, num_prefills = len(decodes), len(prefills)
+    width = -(-num_decodes // num_ranks) if shard_decode_requests else num_decodes
+    shape = (num_ranks, width + 2 * num_prefills + 1)
+    request, start, length = np.zeros((3, *shape), dtype=np.int64)
+    grid = RowGrid(request, start, length, np.zeros(shape, dtype=np.bool_))
+    if shard_decode_requests:
+        _shard_decodes(grid, decodes, num_scheduled_tokens)
+    elif num_decodes:
+        request[:, :width] = decodes
+        length[:, :width] = num_scheduled_tokens[decodes]
+        grid.is_written[0, :width] = True
+    if num_prefills:
+        _cut_prefills(grid, width, prefills, num_scheduled_tokens, replicate_short_prefills)
+    return grid
 
 
-def _decode_grid(
-    decodes: IntArray, num_scheduled_tokens: IntArray, num_ranks: int, is_sharded: bool
-) -> RowGrid:
+def _shard_decodes(grid: RowGrid, decodes: IntArray, num_scheduled_tokens: IntArray) -> None:
+    """Decode k goes to rank k % P as its row k // P.
+
+    Seven decodes on three ranks fill three lines of the grid as 0 3 6, 1 4, 2 5: two full columns,
+    then the rest.
+    """
+    num_ranks = len(grid.request)
+    full = len(decodes) // num_ranks
+    rest = len(decodes) - full * num_ranks
     lengths = num_scheduled_tokens[decodes]
-    if not is_sharded:
-        shape = (num_ranks, len(decodes))
-        is_written = np.zeros(shape, dtype=np.bool_)
-        is_written[0] = True
-        return RowGrid(
-            np.broadcast_to(decodes, shape),
-            np.zeros(shape, dtype=np.int64),
-            np.broadcast_to(lengths, shape),
-            is_written,
-        )
-    # Seven decodes on two ranks: the table [[0, 1], [2, 3], [4, 5], [6, -]] read by columns.
-    depth = -(-len(decodes) // num_ranks)
-    table = np.zeros((2, depth * num_ranks), dtype=np.int64)
-    table[0, : len(decodes)] = decodes
-    table[1, : len(decodes)] = lengths
-    request, length = table.reshape(2, depth, num_ranks).transpose(0, 2, 1)
-    return RowGrid(request, np.zeros_like(request), length, np.ones(request.shape, dtype=np.bool_))
+    for target, values in ((grid.request, decodes), (grid.length, lengths)):
+        target.T[:full] = values[: full * num_ranks].reshape(full, num_ranks)
+        if rest:
+            target[:rest, full] = values[full * num_ranks :]
+    grid.is_written[:, :full] = True
+    grid.is_written[:rest, full] = True
 
 
-def _prefill_grid(
+def _cut_prefills(
+    grid: RowGrid,
+    column: int,
     prefills: IntArray,
     num_scheduled_tokens: IntArray,
-    num_ranks: int,
     replicate_short_prefills: bool,
-) -> RowGrid:
-    num_chunks = 2 * num_ranks
+) -> None:
+    """Fill the two columns of each prefill, from `column` on."""
+    num_ranks, num_chunks = len(grid.request), 2 * len(grid.request)
     total = num_scheduled_tokens[prefills].astype(np.int64)
     size = -(-total // num_chunks)
-    rank = np.arange(num_ranks)
-    chunk = np.stack((rank, num_chunks - 1 - rank), axis=1)[:, None, :]
-    start = np.minimum(chunk * size[:, None], total[:, None])
+    chunk = np.arange(num_chunks).reshape(2, num_ranks)
+    chunk[1] = chunk[1, ::-1]
+    start = np.minimum(chunk.T[:, None, :] * size[:, None], total[:, None])
     length = np.minimum(size[:, None], total[:, None] - start)
     is_written = np.ones(start.shape, dtype=np.bool_)
     if replicate_short_prefills:
@@ -169,9 +152,11 @@ def _prefill_grid(
         length[:, is_short, 0] = total[is_short]
         length[:, is_short, 1] = 0
         is_written[1:, is_short] = False
-    shape = (num_ranks, 2 * len(prefills))
-    request = np.broadcast_to(prefills.repeat(2), shape)
-    return RowGrid(request, start.reshape(shape), length.reshape(shape), is_written.reshape(shape))
+    line = (num_ranks, 2 * len(prefills))
+    grid.request[:, column:-1] = prefills.repeat(2)
+    grid.start[:, column:-1] = start.reshape(line)
+    grid.length[:, column:-1] = length.reshape(line)
+    grid.is_written[:, column:-1] = is_written.reshape(line)
 
 
 def build_layout(
@@ -181,42 +166,40 @@ def build_layout(
 
     query_start_loc: int [at least R + 1], of the global batch. num_tokens_padded: L; the largest
     rank's count when not given. Raises ValueError when it is below that.
+
+    Each line of the grid is a rank's part of the gathered batch, with its padding as the last row.
+    Place k of the gathered batch, in a row that begins at place b with global token g, holds token
+    g + k - b. Two ranks with 1 and 2 tokens, L = 2, and rows (token 5), (tokens 7, 8): the rows
+    begin at places 0, 1 (padding) and 2, so the gather index is 5, 0, 7, 8.
     """
-    num_ranks = grid.length.shape[0]
     tokens_per_rank = grid.tokens_per_rank()
     largest = int(tokens_per_rank.max())
     padded = largest if num_tokens_padded is None else num_tokens_padded
     if padded < largest:
         raise ValueError(
-            f"{padded} tokens after padding do not cover the PCP rank with the most, {largest}"
+            f"a padded count of {padded} tokens is smaller than the largest rank-local batch, "
+            f"which has {largest}"
         )
-    is_row = grid.length > 0
-    request, start, length = grid.request[is_row], grid.start[is_row], grid.length[is_row]
-    row_offsets = np.zeros(num_ranks + 1, dtype=np.int64)
-    np.cumsum(is_row.sum(axis=1), out=row_offsets[1:])
-    # Token k of a row is the row's first global token plus k; in the ranks' concatenation it
-    # stands at the row's end minus length, plus k.
-    ends = length.cumsum()
-    num_held = int(ends[-1]) if len(ends) else 0
-    shift = query_start_loc[request] + start - (ends - length)
-    held = np.arange(num_held) + shift.repeat(length)
-    place = np.arange(padded) < tokens_per_rank[:, None]
-    gather = np.zeros((num_ranks, padded), dtype=np.int64)
-    gather[place] = held
-    mask = np.zeros((num_ranks, padded), dtype=np.bool_)
-    mask[place] = grid.is_written[is_row].repeat(length)
-    flat_gather, flat_mask = gather.reshape(-1), mask.reshape(-1)
-    (writers,) = flat_mask.nonzero()
+    first = query_start_loc[grid.request] + grid.start
+    spans = grid.length.copy()
+    spans[:, -1] = num_padding = padded - tokens_per_rank
+    repeats = spans.reshape(-1)
+    begins = repeats.cumsum() - repeats
+    gather = (first.reshape(-1) - begins).repeat(repeats)
+    gather += np.arange(len(gather))
+    if num_padding.any():
+        gather.reshape(-1, padded)[np.arange(padded) >= tokens_per_rank[:, None]] = 0
+    mask = grid.is_written.reshape(-1).repeat(repeats)
+    (writers,) = mask.nonzero()
     restore = np.empty(len(writers), dtype=np.int64)
-    restore[flat_gather[writers]] = writers
+    restore[gather[writers]] = writers
     return Layout(
-        request=request,
-        start=start,
-        length=length,
-        row_offsets=row_offsets,
+        request=grid.request[:, :-1],
+        start=grid.start[:, :-1],
+        length=grid.length[:, :-1],
         tokens_per_rank=tokens_per_rank,
         num_tokens_padded=padded,
-        padded_gather_idx=flat_gather,
-        gathered_kv_write_mask=flat_mask,
+        padded_gather_idx=gather,
+        gathered_kv_write_mask=mask,
         hidden_restore_idx=restore,
     )

@@ -5,7 +5,7 @@ Owns what the host knows of a rank-local batch (SPEC 5). Writes no buffer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from pcpbench.pcp_partition import Layout
 from pcpbench.records import IntArray
 
 
-@dataclass(frozen=True)
-class LocalRows:
+class LocalRows(NamedTuple):
     """Rows of one rank (N of them, at least one; padded to num_reqs_padded).
 
     request, start, length [N]: which tokens of which global row. A rank with nothing to do holds
@@ -49,12 +48,10 @@ class LocalRows:
         if self.num_tokens:
             whole = source.seq_lens_cpu_upper_bound.numpy()
             bound[: self.num_reqs] = whole[request] - self.tokens_after
-        before = np.maximum(self.start, 0)
         prefill_len = source.prefill_len_np[request]
-        computed = source.num_computed_tokens_np[request] + before
-        names = np.array(source.req_ids, dtype=object)[request].tolist()
+        computed = source.num_computed_tokens_np[request] + self.start * (self.length > 0)
         return InputBatch(
-            req_ids=names,
+            req_ids=np.array(source.req_ids, dtype=object)[request].tolist(),
             num_reqs=self.num_reqs,
             num_reqs_after_padding=self.num_reqs_padded,
             idx_mapping=idx_mapping,
@@ -83,13 +80,16 @@ def local_rows(
     layout: Layout, rank: int, source: InputBatch, num_reqs_padded: int | None
 ) -> LocalRows:
     """Cut one rank's rows out of a layout; num_reqs_padded: its own rows when None."""
-    request, start, length = layout.rows_of(rank)
-    if not len(request):
+    (columns,) = layout.length[rank].nonzero()
+    request, start = layout.request[rank][columns], layout.start[rank][columns]
+    length = layout.length[rank][columns]
+    if not len(columns):
         request, start, length = np.array([[0], [-1], [0]], dtype=np.int64)
     num_reqs, num_tokens = len(request), int(layout.tokens_per_rank[rank])
     num_rows = num_reqs if num_reqs_padded is None else num_reqs_padded
-    starts = np.full(num_rows + 1, num_tokens, dtype=np.int32)
+    starts = np.empty(num_rows + 1, dtype=np.int32)
     starts[0] = 0
+    starts[num_reqs + 1 :] = num_tokens
     length.cumsum(out=starts[1 : num_reqs + 1])
     return LocalRows(
         source=source,

@@ -129,11 +129,12 @@ class BlockTables:
     ) -> tuple[Tensor, ...]:
         """Tables of a step's rows: row i is that of request slot idx_mapping[i].
 
-        idx_mapping: int32 [num_reqs]. out: one int32 [at least num_reqs_padded, columns] a group;
-        the rank's own `input_block_tables` by default. Rows from num_reqs to num_reqs_padded are
-        zeroed on every call, whatever stood there. Whole rows are copied: columns past a row's last
-        block may hold ids of an earlier tenant of the slot, and are unread by contract.
-        Returns one [num_reqs_padded, columns] view of `out` a group.
+        idx_mapping: int32 [num_reqs], -1 for a dummy's row, which is zeroed. out: one int32 [at
+        least num_reqs_padded, columns] a group; the rank's own `input_block_tables` by default.
+        Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there. Whole
+        rows are copied: columns past a row's last block may hold ids of an earlier tenant of the
+        slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
+        group. Raises ValueError when the rows do not fit.
         """
         targets = self.input_block_tables if out is None else out
         num_reqs = idx_mapping.shape[0]
@@ -169,7 +170,8 @@ class BlockTables:
         idx_mapping: int32 [num_reqs]. query_start_loc: int32 [at least num_reqs + 1].
         positions: int64 [tokens]. out: int64 [num_groups, capacity], `slot_mappings` by default,
         is PAD from the last real token to its end after every call. PAD, too, where another rank
-        of the DCP group owns the position.
+        of the DCP group owns the position, for a dummy's row (idx_mapping -1), and past the
+        table's last column. Raises ValueError when the tokens do not fit.
         """
         target = self.slot_mappings if out is None else out
         if num_tokens_padded > target.shape[1]:
@@ -226,11 +228,16 @@ def _one_a_group(name: str, values: Sequence[bool] | None, num_groups: int) -> l
 def gather_rows(table: Tensor, idx_mapping: Tensor, out: Tensor) -> None:
     """Copy rows of `table` into `out` in the order of idx_mapping; zero the rows of `out` after.
 
-    table: int32 [slots, columns]. idx_mapping: int32 [rows]. out: int32 [at least rows, columns].
-    Torch twin of `block_table_kernels.gather_rows`.
+    table: int32 [slots, columns]. idx_mapping: int32 [rows]; a row that is -1 is a dummy's and is
+    zeroed. out: int32 [at least rows, columns]. Torch twin of `block_table_kernels.gather_rows`.
     """
     num_reqs = idx_mapping.shape[0]
-    torch.index_select(table, 0, idx_mapping, out=out[:num_reqs])
+    rows, is_dummy = out[:num_reqs], idx_mapping < 0
+    if is_dummy.any():
+        torch.index_select(table, 0, idx_mapping.clamp(min=0), out=rows)
+        rows.masked_fill_(is_dummy.unsqueeze(1), 0)
+    else:
+        torch.index_select(table, 0, idx_mapping, out=rows)
     if num_reqs < out.shape[0]:
         out[num_reqs:].zero_()
 
@@ -265,8 +272,9 @@ def write_slots(
     span, last_column = block_size * cp_size, table.shape[1] - 1
     columns = positions.div(span, rounding_mode="floor")
     written = (rows < num_reqs).logical_and_(columns <= last_column)
-    req_indices = idx_mapping.index_select(0, rows.clamp_(max=num_reqs - 1))
-    blocks = table[req_indices, columns.clamp(max=last_column)]
+    slots = idx_mapping.index_select(0, rows.clamp_(max=num_reqs - 1))
+    written.logical_and_(slots >= 0)
+    blocks = table[slots.clamp_(min=0), columns.clamp(max=last_column)]
     offsets = positions - columns * span
     if cp_size > 1:
         owners = offsets.div(cp_interleave, rounding_mode="floor").remainder_(cp_size)
@@ -274,6 +282,6 @@ def write_slots(
         lap = cp_size * cp_interleave
         in_run = offsets.remainder(cp_interleave)
         offsets.div_(lap, rounding_mode="floor").mul_(cp_interleave).add_(in_run)
-    slots = offsets.add_(blocks, alpha=block_size)
-    out[:num_tokens].copy_(slots.masked_fill_(written.logical_not_(), PAD_SLOT_ID))
+    offsets.add_(blocks, alpha=block_size).masked_fill_(written.logical_not_(), PAD_SLOT_ID)
+    out[:num_tokens].copy_(offsets)
     out[num_tokens:].fill_(PAD_SLOT_ID)

@@ -25,10 +25,10 @@ def _gather_rows_kernel(table, idx_mapping, out, num_reqs, columns, BLOCK: tl.co
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     is_real = row < num_reqs
-    slot = tl.load(idx_mapping + row, mask=is_real, other=0).to(tl.int64)
+    slot = tl.load(idx_mapping + row, mask=is_real, other=-1).to(tl.int64)
     inside = column < columns
-    # A row past the real ones loads nothing and so stores zeros.
-    ids = tl.load(table + slot * columns + column, mask=inside & is_real, other=0)
+    # A dummy's row and one past the real ones load nothing and so store zeros.
+    ids = tl.load(table + slot * columns + column, mask=inside & (slot >= 0), other=0)
     tl.store(out + row * columns + column, ids, mask=inside)
 
 
@@ -75,7 +75,7 @@ def _write_slots_kernel(
             inside = token < end
             position = tl.load(positions + token, mask=inside, other=0)
             column = position // span
-            known = inside & (column < columns)
+            known = inside & (column < columns) & (slot >= 0)
             block = tl.load(table + slot * columns + column, mask=known, other=0).to(tl.int64)
             offset = position - column * span
             owner = offset // INTERLEAVE % CP_SIZE
