@@ -85,7 +85,11 @@ def measure(kind: str, tensor: str, found: NDArray[Any], twin: NDArray[Any], dty
     if not _same_non_finite(left, right):
         return _unmeasured(kind, tensor, "non_finite", found.size, num_mismatched)
     finite = np.isfinite(right)
-    a, b = left[finite].astype(np.float64), right[finite].astype(np.float64)
+    if not finite.all():
+        left_finite, right_finite = left[finite], right[finite]
+    else:
+        left_finite, right_finite = left.ravel(), right.ravel()
+    a, b = left_finite.astype(np.float64), right_finite.astype(np.float64)
     gap = np.abs(a - b)
     larger = np.maximum(np.abs(a), np.abs(b))
     relative = np.divide(gap, larger, out=np.zeros_like(gap), where=larger > 0)
@@ -99,7 +103,7 @@ def measure(kind: str, tensor: str, found: NDArray[Any], twin: NDArray[Any], dty
         num_mismatched=num_mismatched,
         max_abs=float(gap.max(initial=0.0)),
         max_rel=float(relative.max(initial=0.0)),
-        max_ulp=float(ulp_distance(left[finite], right[finite], dtype).max(initial=0)),
+        max_ulp=float(ulp_distance(left_finite, right_finite, dtype).max(initial=0)),
         cosine=cosine,
     )
 
@@ -111,9 +115,8 @@ def relative_error(found: FloatArray, twin: FloatArray) -> float:
     """
     if not found.size:
         return 0.0
-    rows = (-1, found.shape[-1]) if found.ndim else (1, 1)
-    left, right = (np.nan_to_num(x.astype(np.float64), posinf=0.0, neginf=0.0).reshape(rows)
-                   for x in (found, twin))  # fmt: skip
+    shape = (-1, found.shape[-1]) if found.ndim else (1, 1)
+    left, right = (_without_non_finite(side).reshape(shape) for side in (found, twin))
     worst = np.abs(left - right).max(axis=1)
     rms = np.sqrt(np.square(right).mean(axis=1))
     drifted = worst > 0
@@ -166,6 +169,14 @@ def _cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float | None:
         return 1.0
     norms = float(np.sqrt(np.square(a).sum() * np.square(b).sum()))
     return float(np.dot(a, b) / norms) if norms > 0 else None
+
+
+def _without_non_finite(values: FloatArray) -> NDArray[np.float64]:
+    wide = values.astype(np.float64)
+    finite = np.isfinite(wide)
+    if not finite.all():
+        wide[~finite] = 0.0
+    return wide
 
 
 def _unmeasured(kind: str, tensor: str, outcome: str, size: int, mismatched: int) -> Drift:

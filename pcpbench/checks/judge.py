@@ -26,7 +26,7 @@ from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Drift, Notice, StepRecord, StepTiming, Violation
-from pcpbench.results import Outcome, Ratio, ScenarioResult
+from pcpbench.results import Outcome, Ratio, ScenarioResult, StepDrift
 
 MAX_SHOWN: Final = 20
 """Violations kept of one contract in one arm; the rest are counted."""
@@ -134,6 +134,11 @@ class ScenarioJudge:
         """An arm could not finish a step; the scenario ends here and fails."""
         self._keep([violation])
 
+    @property
+    def step_drifts(self) -> list[StepDrift]:
+        """Worst drift of every step so far, pair after pair."""
+        return [drift for tally in self.pairs for drift in tally.step_drifts()]
+
     def finish(
         self,
         timings: Iterable[StepTiming] = (),
@@ -198,7 +203,7 @@ class ScenarioJudge:
             return []
         tally.diverged.difference_update(step.finished_req_ids)
         result = compare.compare_steps(record, twin, pair.kind, self.dtype, step, tally.diverged)
-        tally.observe(result)
+        tally.observe(step.index, result)
         if self.teacher is None and pair.kind != "capture":
             tally.diverged |= compare.flipped(record, twin)
         if pair.kind != "capture":
@@ -225,10 +230,10 @@ class ScenarioJudge:
         broken: list[Violation] = []
         for place in self._kv_places(step, tally, views, scope):
             if is_ok(place.drift):
-                tally.note((place.drift,), None)
+                tally.note(step.index, (place.drift,), None)
                 continue
             difference = compare.difference_of(record, twin, place.drift, place.rank, place.layer)
-            tally.note((place.drift,), difference)
+            tally.note(step.index, (place.drift,), difference)
             # A slot that went wrong stays wrong: whole caches accuse a layer once.
             key = (pair.arm, place.rank, place.layer)
             if pair.kind == "capture" and not (scope == "all" and key in self._kv_accused):

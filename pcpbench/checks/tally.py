@@ -18,7 +18,7 @@ from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
 from pcpbench.records import Difference, Drift, StepRecord
-from pcpbench.results import ArmSummary, DriftSummary
+from pcpbench.results import ArmSummary, DriftSummary, StepDrift
 
 
 @dataclass
@@ -121,8 +121,9 @@ class PairTally:
     worst: Drift | None = None
     first: Difference | None = None
     diverged: set[str] = field(default_factory=set)
+    by_step: dict[int, Drift] = field(default_factory=dict)
 
-    def observe(self, comparison: StepComparison) -> None:
+    def observe(self, step: int, comparison: StepComparison) -> None:
         """Add one step's outputs; a step with nothing in common does not count as compared."""
         if not comparison.drifts:
             return
@@ -132,14 +133,23 @@ class PairTally:
         self.token_mismatches += comparison.token_mismatches
         if comparison.max_kl is not None:
             self.max_kl = max(self.max_kl or 0.0, comparison.max_kl)
-        self.note(comparison.drifts, comparison.difference)
+        self.note(step, comparison.drifts, comparison.difference)
 
-    def note(self, drifts: Iterable[Drift], difference: Difference | None) -> None:
-        """Add drifts, and the place of the first one that was not allowed."""
+    def note(self, step: int, drifts: Iterable[Drift], difference: Difference | None) -> None:
+        """Add drifts of one step, and the place of the first one that was not allowed."""
         for drift in drifts:
             self.worst = worse(self.worst, drift)
+            self.by_step[step] = worse(self.by_step.get(step), drift)
         if self.first is None:
             self.first = difference
+
+    def step_drifts(self) -> list[StepDrift]:
+        """The worst drift of every step that was compared."""
+        pair = self.pair
+        return [
+            StepDrift(kind=pair.kind, arm=pair.arm, twin=pair.twin, step=step, worst=drift)
+            for step, drift in self.by_step.items()
+        ]
 
     def summary(self) -> DriftSummary | None:
         """The pair's part of a result; None where nothing was compared."""

@@ -148,7 +148,8 @@ def test_one_bit_of_capture_drift_fails_as_c13(kit):
             return replace(record, hidden=hidden)
         return record
 
-    result = Trial(kit).run(flip).finish()
+    trial = Trial(kit).run(flip)
+    result = trial.finish()
     assert result.outcome is Outcome.FAIL
     (violation,) = result.violations
     assert (violation.contract, violation.step, violation.tensor) == ("C13", 3, "hidden")
@@ -156,6 +157,9 @@ def test_one_bit_of_capture_drift_fails_as_c13(kit):
     assert "FULL[reqs=4,tokens=4]" in violation.message
     (difference,) = result.first_differences
     assert (difference.kind, difference.step, difference.tensor) == ("capture", 3, "hidden")
+    drifts = {(d.arm, d.step): d.worst.outcome for d in trial.judge.step_drifts}
+    assert len(drifts) == 3 * 5
+    assert [place for place, outcome in drifts.items() if outcome != "bitwise"] == [("full", 3)]
     assert not result.drifts[2].ok
 
 
