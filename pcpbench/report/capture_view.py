@@ -70,14 +70,11 @@ def _unowned_lines(result: CaptureResult) -> list[str]:
 
 def _graph_table(result: CaptureResult, console: Console) -> Table:
     wide = is_wide(console)
-    table = new_table()
-    table.add_column("Descriptor", overflow="fold")
     names = ["Time", "Ops", "Breaks", "Pool +", "Reads", "Writes"]
     if wide:
         names = ["Uniform", "Time", "Ops", "Segments", "Breaks", "Pool +", "Pool", "Reads",
                  "Writes"]  # fmt: skip
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = new_table(["Descriptor"], names)
     times = units.times(*(graph.capture_s for graph in result.graphs))
     before = 0
     for graph, time in zip(result.graphs, times, strict=True):
@@ -120,7 +117,7 @@ class _Line:
 
 def pattern_of(name: str) -> str:
     """A buffer's name with its numbers left open: `rank*.kv_cache.*` of `rank0.kv_cache.1`."""
-    return re.sub(r"\d+", "*", re.sub(r"(?<=rank)\d+|(?<=tp)\d+|(?<=\.)\d+(?=\.|$)", "*", name))
+    return re.sub(r"(?<=\brank)\d+|(?<=\btp)\d+|(?<=\.)\d+(?=\.|$)", "*", name)
 
 
 def _buffer_table(uses: Iterable[AddressUse], console: Console) -> Table:
@@ -129,21 +126,14 @@ def _buffer_table(uses: Iterable[AddressUse], console: Console) -> Table:
     for use in uses:
         name = "(unowned)" if use.name is None else pattern_of(use.name)
         lines.setdefault(name, _Line()).add(use)
-    table = new_table()
-    table.add_column("Persistent buffer", overflow="fold")
-    table.add_column("Buffers", justify="right", no_wrap=True)
-    table.add_column("Bytes", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("Shape", overflow="fold")
-        table.add_column("Dtype", no_wrap=True)
-    table.add_column("Read by", justify="right", no_wrap=True)
-    table.add_column("Written by", justify="right", no_wrap=True)
+    more = ["Shape", "Dtype"] if wide else []
+    names = ["Buffers", "Bytes", *more, "Graphs\nreading", "Graphs\nwriting"]
+    table = new_table(["Persistent buffer"], names)
     for name, line in lines.items():
         cells = [name, str(len(line.addresses)), units.size(sum(line.addresses.values()))]
         if wide:
             cells += [_some(line.shapes), _some(line.dtypes)]
-        for graphs in (line.readers, line.writers):
-            cells.append(units.count(len(graphs), "graph") if graphs else units.NOTHING)
+        cells += [str(len(graphs) or units.NOTHING) for graphs in (line.readers, line.writers)]
         table.add_row(*cells, style="red" if name == "(unowned)" else "")
     return table
 

@@ -40,7 +40,8 @@ class CompareFiles(RunFiles):
     ) -> None:
         super().__init__("compare", out, settings, environment, root)
         self._base, self._candidate = base, candidate
-        self._settings, self._async_device = settings, async_device
+        self._settings = {**settings, "device": environment.device}
+        self._async_device = async_device
         self._run_dir.append_text("summary.csv", header(columns.SUMMARY))
         self._run_dir.append_text("steps.csv", header(columns.STEPS))
 

@@ -13,6 +13,7 @@ import numpy as np
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Drift, StepRecord, StepTiming
+from pcpbench.report.arms import base_arm, contract_order, drift_of, find_arm
 from pcpbench.report.columns import RATIOS, SETTINGS, STAT_NAMES, STATS
 from pcpbench.report.csv_files import Cell, Row, ms
 from pcpbench.results import ArmSummary, DriftSummary, Outcome, ScenarioResult, StepDrift
@@ -20,19 +21,15 @@ from pcpbench.results import ArmSummary, DriftSummary, Outcome, ScenarioResult, 
 PARALLEL_SIZES = tuple(c.name for c in SETTINGS if c.name.endswith("_size"))
 
 
-def base_arm(label: str) -> str:
-    """The kind of arm behind a label: `eager_padded` of `eager_padded[full]`."""
-    return label.partition("[")[0]
-
-
 def summary_rows(
     result: ScenarioResult, base: str, candidate: str, settings: Mapping[str, Any]
 ) -> list[Row]:
     """One row for each arm, in the order in which the arms ran.
 
-    base, candidate: labels as in `ArmSummary.arm`. settings: flat, by vLLM's names.
+    base, candidate: the arms asked for. settings: flat, by vLLM's names.
     """
-    roles = {base: "base", candidate: "candidate"}
+    asked = {"candidate": find_arm(result, candidate), "base": find_arm(result, base)}
+    roles = {arm.arm: role for role, arm in asked.items() if arm is not None}
     return [_summary_row(result, arm, roles.get(arm.arm, "rung"), settings) for arm in result.arms]
 
 
@@ -76,18 +73,6 @@ def _summary_row(
         row[f"{name}_ratio_low"] = None if ratio is None else ratio.low
         row[f"{name}_ratio_high"] = None if ratio is None else ratio.high
     return row | _drift_cells(drift_of(result, arm.arm))
-
-
-def drift_of(result: ScenarioResult, arm: str) -> DriftSummary | None:
-    """The drift of an arm from its twin; one that is not allowed first, should there be several."""
-    found = [drift for drift in result.drifts if drift.arm == arm]
-    return min(found, key=lambda drift: drift.ok, default=None)
-
-
-def contract_order(contract: str) -> tuple[int, str]:
-    """Sorts C2 before C10."""
-    digits = contract.lstrip("C")
-    return (int(digits) if digits.isdigit() else 99, contract)
 
 
 def _setting_cells(arm: str, settings: Mapping[str, Any]) -> dict[str, Cell]:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from pcpbench.records import Notice
 from pcpbench.report import units
-from pcpbench.report.compare_rows import contract_order
+from pcpbench.report.arms import contract_order, find_arm
 from pcpbench.report.console import (
     Facts,
     add_notices,
@@ -18,8 +19,11 @@ from pcpbench.report.console import (
     new_table,
     verdict_line,
 )
-from pcpbench.report.scenario_view import find_arm, print_scenario
+from pcpbench.report.scenario_view import print_scenario
 from pcpbench.results import CompareResult, Outcome, Ratio, ScenarioResult
+
+SHOWN = 3
+"""Scenarios that the verdict names."""
 
 
 def print_compare(result: CompareResult, console: Console) -> None:
@@ -32,9 +36,18 @@ def print_compare(result: CompareResult, console: Console) -> None:
         print_scenario(console, scenario, result.base, result.candidate)
     console.print()
     facts = Facts()
-    add_notices(facts, result.notices)
+    add_notices(facts, _notices(result))
     _add_reading(facts, result)
     facts.print(console)
+    if len(result.scenarios) > 1:
+        console.print()
+        verdict_line(console, result.outcome, verdict(result))  # the first one has scrolled away
+
+
+def _notices(result: CompareResult) -> tuple[Notice, ...]:
+    """Those of the run and of its scenarios, each once: scenarios with equal limits repeat them."""
+    found = [*result.notices, *(n for scenario in result.scenarios for n in scenario.notices)]
+    return tuple(dict.fromkeys(found))
 
 
 def print_verdict(result: CompareResult, console: Console) -> None:
@@ -52,20 +65,18 @@ def print_verdict(result: CompareResult, console: Console) -> None:
 
 def verdict(result: CompareResult) -> str:
     """One sentence: what the outcome is of, and the reason."""
-    total = len(result.scenarios)
-    arms = f"{result.candidate} against {result.base}"
+    arms, total = f"{result.candidate} vs {result.base}", len(result.scenarios)
     if result.outcome is Outcome.PASS:
         captured = any(d.kind == "capture" for s in result.scenarios for d in s.drifts)
-        what = "every replay is bitwise equal to eager" if captured else "drift is within budget"
-        return f"{arms}: {what} and every contract held in {units.count(total, 'scenario')}."
+        what = "replays bitwise equal" if captured else "drift within budget"
+        return f"{arms}, {units.count(total, 'scenario')}: {what}, contracts held."
     hit = [s for s in result.scenarios if s.outcome is result.outcome]
     if not hit:
         return f"{arms}: {'; '.join(result.reasons) or 'no reason was given'}."
-    causes = "; ".join(f"{s.scenario} ({cause(s)})" for s in hit[:3])
-    more = f"; and {len(hit) - 3} more" if len(hit) > 3 else ""
-    verb = "broke" if result.outcome is Outcome.FAIL else "could not be compared"
-    what = f"{len(hit)} of {units.count(total, 'scenario')} {verb}"
-    return f"{arms}: {what}: {causes}{more}."
+    causes = "; ".join(f"{s.scenario} ({cause(s)})" for s in hit[:SHOWN])
+    more = f"; and {len(hit) - SHOWN} more" if len(hit) > SHOWN else ""
+    verb = "failed" if result.outcome is Outcome.FAIL else "could not be compared"
+    return f"{arms}: {len(hit)} of {units.count(total, 'scenario')} {verb}: {causes}{more}."
 
 
 def cause(scenario: ScenarioResult) -> str:
@@ -86,8 +97,9 @@ def _compared(result: CompareResult) -> str:
         ("interleave", "cp_kv_cache_interleave_size"),
     )
     sizes = " ".join(f"{short} {settings[name]}" for short, name in names if name in settings)
+    settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")
-    kinds = [str(settings[key]) for key in keys if key in settings]
+    kinds = [str(settings[key]) for key in keys if settings.get(key, "auto") != "auto"]
     return ", ".join(part for part in (sizes, *kinds, f"{result.wall_s:.1f} s") if part)
 
 
@@ -101,15 +113,10 @@ def _range(name: str, ratios: list[Ratio | None]) -> str:
 
 def _overview(result: CompareResult, console: Console) -> Table:
     wide = is_wide(console)
-    table = new_table()
-    table.add_column("Scenario", overflow="fold")
-    table.add_column("Verdict", no_wrap=True)
-    for name in ("TPOT", "Launch"):
-        table.add_column(f"{name} ratio" if wide else name, no_wrap=True)
-    table.add_column("FULL of coverable" if wide else "FULL", justify="right", no_wrap=True)
-    table.add_column("Padding", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("Took", justify="right", no_wrap=True)
+    table = new_table(
+        ["Scenario", "Verdict", "TPOT\nratio", "Launch\nratio"],
+        ["FULL of\ncoverable", "Padding\nwaste", *(["Took"] if wide else [])],
+    )
     for scenario in result.scenarios:
         arm = find_arm(scenario, result.candidate)
         passed = scenario.outcome is Outcome.PASS
@@ -127,22 +134,23 @@ def _add_reading(facts: Facts, result: CompareResult) -> None:
     ranks = settings.get("prefill_context_parallel_size", 1) * settings.get(
         "tensor_parallel_size", 1
     )
-    on_cpu = result.environment.device.startswith("cpu")
     launch = (
-        "step wall time - kernel floor (the same kernels on the same buffers)"
-        if on_cpu
-        else "time until the launch calls of a step have returned"
+        "step time - kernel floor (its kernels alone)"
+        if result.environment.device.startswith("cpu")
+        else "time until a step's launch calls return"
     )
-    formulas = (
-        "TPOT = (last token time - first token time) / (output tokens - 1) of a request",
+    lines = [
+        "TPOT = (last - first token time) / (output tokens - 1)",
         "ITL = gap between successive tokens of a request",
         f"launch overhead = {launch}",
-    )
-    facts.add("Times", "; ".join(formulas) + ".")
-    facts.add("", "ratios are medians over pairs of requests, gaps or steps [95 % interval].")
-    facts.add("", "scope = worker: compare arms with each other, not with a served system.")
+        "ratio = median over pairs, [95 % interval in this process]",
+        "scope = worker: not to be set against a served system's TPOT",
+    ]
     if ranks > 1:
-        facts.add("", "ranks share one device and run one after the other: times are sums over "
-                  f"{ranks} ranks (the reference arm has one).")  # fmt: skip
+        lines.append(
+            "ranks share one device and run one after the other: times are sums over "
+            f"{ranks} ranks (the reference arm has one)"
+        )
+    facts.add_all("Times", lines)
     if result.run_dir:
-        facts.add("Files", f"{result.run_dir}")
+        facts.add("Files", result.run_dir)

@@ -12,7 +12,6 @@ from typing import Final, TextIO
 
 from rich import box
 from rich.console import Console
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -59,35 +58,45 @@ def verdict_line(console: Console, outcome: Outcome, text: str) -> None:
     console.print(grid)
 
 
-def new_table(**options: object) -> Table:
-    """A table with a rule under its header and nothing else."""
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold",
-                 padding=(0, 2, 0, 0))  # fmt: skip
+def new_table(left: Iterable[str] = (), right: Iterable[str] = ()) -> Table:
+    """A table with a rule under its header and nothing else; text that is too long folds."""
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        show_edge=False,
+        header_style="bold",
+        padding=(0, 2, 0, 0),
+    )
+    for name in left:
+        table.add_column(name, overflow="fold")
+    for name in right:
+        table.add_column(name, overflow="fold", justify="right")
+    return table
 
 
 class Facts:
     """Lines with a label on the left, printed together; empty ones are left out."""
 
     def __init__(self) -> None:
-        self._grid = Table.grid(padding=(0, 2))
-        self._grid.add_column(min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")
-        self._grid.add_column(overflow="fold")
+        self.grid = Table.grid(padding=(0, 2))
+        self.grid.add_column(min_width=LABEL_WIDTH, max_width=LABEL_WIDTH, overflow="fold")
+        self.grid.add_column(overflow="fold")
 
     def add(self, label: str, text: str | Text, style: str = "") -> None:
         """One fact; a label is shown once, lines that follow leave it empty."""
         if text:
             body = text if isinstance(text, Text) else Text(text)
-            self._grid.add_row(Text(label, style=style), body)
+            self.grid.add_row(Text(label, style=style), body)
 
     def add_all(self, label: str, texts: Iterable[str], style: str = "") -> None:
         """Several lines under one label."""
         for number, text in enumerate(texts):
             self.add("" if number else label, text, style)
 
-    def print(self, console: Console, indent: int = 0) -> None:
+    def print(self, console: Console) -> None:
         """Print what was added."""
-        if self._grid.row_count:
-            console.print(Padding(self._grid, (0, 0, 0, indent)))
+        if self.grid.row_count:
+            console.print(self.grid)
 
 
 def add_notices(facts: Facts, notices: Iterable[Notice]) -> None:

@@ -22,10 +22,7 @@ def print_doctor(report: DoctorReport, console: Console) -> None:
     facts.add("Versions", versions)
     facts.print(console)
     console.print()
-    table = new_table()
-    table.add_column("What", overflow="fold", min_width=20)
-    table.add_column("Here", no_wrap=True)
-    table.add_column("Why", overflow="fold")
+    table = new_table(["What", "Here", "Why"])
     for row in report.rows:
         table.add_row(row.what, Text(row.status.value, style=STYLES[row.status]), row.why)
     console.print(table)

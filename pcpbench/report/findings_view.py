@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from pcpbench.records import Difference, Violation
 from pcpbench.report import units
-from pcpbench.report.compare_rows import contract_order
+from pcpbench.report.arms import contract_order
 from pcpbench.report.console import Facts
 from pcpbench.results import Outcome, ScenarioResult
 
@@ -56,8 +56,7 @@ def add_violations(facts: Facts, result: ScenarioResult) -> None:
         lines = [violation_text(violation) for violation in found[:SHOWN_PER_CONTRACT]]
         rest = total - len(lines)
         if rest:
-            steps = len({violation.step for violation in found})
-            lines.append(f"... and {rest} more, in {units.count(steps, 'step')} so far seen")
+            lines.append(f"... and {rest} more")
         facts.add_all(f"{contract} broken {total}x", lines, style="bold red")
 
 

@@ -11,8 +11,8 @@ from typing import Any, TextIO
 import msgspec
 
 from pcpbench import __version__
+from pcpbench.report.arms import base_arm
 from pcpbench.report.columns import STATS
-from pcpbench.report.compare_rows import base_arm
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
 from pcpbench.results import ArmSummary, CaptureResult, CompareResult, ScenarioResult, Stat

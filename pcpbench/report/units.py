@@ -72,10 +72,12 @@ def reading(found: Ratio | None) -> str:
 
 
 def small(value: float | None) -> str:
-    """A drift: `0`, `3.1e-07`, `inf`, NOTHING."""
+    """A drift: `0`, `81,234`, `0.125`, `3.1e-07`, `inf`, NOTHING."""
     if value is None:
         return NOTHING
-    return "0" if value == 0 else f"{value:.2g}" if 0.01 <= abs(value) < 100 else f"{value:.1e}"
+    if math.isfinite(value) and float(value).is_integer():
+        return f"{value:,.0f}" if abs(value) < 1e9 else f"{value:.1e}"
+    return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
 
 
 def count(number: int, noun: str) -> str:

@@ -465,11 +465,18 @@ def make_steps() -> SimpleNamespace:
     return SimpleNamespace(plan=plan, records=records, timings=timings, step_drifts=step_drifts)
 
 
-def render(print_view, result, width: int, *, color: bool = False) -> str:
+def render(print_view, result, width: int) -> str:
     """What a view prints on a console of this width that is no terminal."""
     stream = io.StringIO()
     print_view(result, make_console(stream, width=width))
     return stream.getvalue()
+
+
+@pytest.fixture(autouse=True)
+def _plain_terminal(monkeypatch):
+    """No colour that the machine running the tests asks for."""
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
 
 
 @pytest.fixture

@@ -1,0 +1,184 @@
+import io
+
+import msgspec
+import pandas as pd
+import pytest
+
+from pcpbench.checks.metrics import arm_times
+from pcpbench.report import columns
+from pcpbench.report.compare_rows import step_rows, summary_rows
+from pcpbench.report.csv_files import header, lines
+
+
+def read(table, rows) -> pd.DataFrame:
+    return pd.read_csv(io.StringIO(header(table) + lines(table, rows)))
+
+
+@pytest.fixture
+def summary(make):
+    def read_summary(result, candidate="full"):
+        rows = summary_rows(result, "eager", candidate, make.settings)
+        return read(columns.SUMMARY, rows).set_index("arm")
+
+    return read_summary
+
+
+@pytest.fixture
+def steps(make):
+    def read_steps(result=None, **options):
+        found = make.steps()
+        rows = step_rows(
+            result or make.passed(),
+            found.plan,
+            found.records,
+            found.timings,
+            found.step_drifts,
+            **options,
+        )
+        return read(columns.STEPS, rows)
+
+    return read_steps
+
+
+def test_one_row_for_each_arm_in_their_order(make, summary):
+    frame = summary(make.passed())
+
+    assert list(frame.index) == ["reference", "eager", "eager_padded[full]", "full"]
+    assert list(frame.role) == ["rung", "base", "rung", "candidate"]
+    assert set(frame.outcome) == {"pass"}
+
+
+def test_times_are_milliseconds_and_exact(make, summary):
+    result = make.passed()
+    frame, full = summary(result), result.arms[3]
+
+    assert frame.median_tpot_ms["full"] == full.tpot.median * 1e3
+    assert frame.p99_itl_ms["full"] == full.itl.p99 * 1e3
+    assert frame.std_launch_overhead_ms["full"] == full.launch.std * 1e3
+    assert frame.num_itl_samples["full"] == 418
+
+
+def test_what_was_not_measured_is_missing_and_never_zero(make, summary):
+    frame = summary(make.passed())
+
+    assert frame.loc["reference"].filter(regex="_ms$").isna().all()
+    assert pd.isna(frame.drift_kind["reference"])
+    assert frame.drift_max_abs["full"] == 0.0
+    assert frame.padding_waste_percent["eager"] == 0.0
+    assert frame.padding_waste_percent["full"] == pytest.approx(12.5)
+
+
+def test_column_types(make, summary):
+    frame = summary(make.passed())
+
+    assert frame.median_tpot_ms.dtype == "float64"
+    assert frame.steps_full.dtype == "int64"
+    assert frame.prefill_context_parallel_size.dtype == "int64"
+
+
+def test_the_reference_arm_is_told_to_run_on_one_rank(make, summary):
+    frame = summary(make.passed())
+
+    assert frame.prefill_context_parallel_size.to_dict() == {
+        "reference": 1, "eager": 2, "eager_padded[full]": 2, "full": 2,
+    }  # fmt: skip
+    assert frame.cudagraph_mode["full"] == "full_decode_only"
+    assert frame.cudagraph_mode["eager"] == "none"
+
+
+def test_a_ratio_stands_in_the_candidates_row_of_a_pass(make, summary):
+    frame = summary(make.passed())
+
+    assert frame.tpot_ratio["full"] == 0.658
+    assert frame.launch_overhead_ratio_high["full"] == 0.415
+    assert frame.tpot_ratio.notna().sum() == 1
+
+
+@pytest.mark.parametrize("outcome", ["failed", "not_compared"])
+def test_no_ratio_without_a_pass(make, summary, outcome):
+    filled_in = {"tpot_ratio": make.passed().tpot_ratio}
+    result = msgspec.structs.replace(getattr(make, outcome)(), **filled_in)
+
+    assert summary(result).filter(regex="ratio").isna().all(axis=None)
+
+
+def test_drift_and_contracts_are_told_of_the_arm_they_are_of(make, summary):
+    frame = summary(make.failed())
+
+    assert frame.drift_kind.dropna().to_dict() == {
+        "eager": "partition", "eager_padded[full]": "padding", "full": "capture",
+    }  # fmt: skip
+    assert frame.drift_ok["full"] in (False, "false", "False")
+    assert frame.drift_tensor["full"] == "logits"
+    assert frame.violated_contracts.dropna().to_dict() == {"full": "C1;C13"}
+    assert "C1 broken by full 5 times" in frame.reasons["full"]
+
+
+def test_an_arm_asked_for_by_kind_is_found(make, summary):
+    assert summary(make.passed(), "eager_padded").role["eager_padded[full]"] == "candidate"
+
+
+def test_steps_are_in_the_order_of_arms_and_steps(steps):
+    frame = steps()
+
+    assert list(zip(frame.arm, frame.step, strict=True)) == [
+        (arm, step) for arm in ("eager", "eager_padded[full]", "full") for step in (0, 1, 2)
+    ]
+
+
+def test_how_a_step_was_served(steps):
+    frame = steps().set_index(["arm", "step"])
+
+    assert frame.served_as.to_dict() == {
+        ("eager", 0): "NONE", ("eager", 1): "NONE", ("eager", 2): "IDLE",
+        ("eager_padded[full]", 0): "NONE", ("eager_padded[full]", 1): "NONE",
+        ("eager_padded[full]", 2): "IDLE",
+        ("full", 0): "NONE", ("full", 1): "FULL", ("full", 2): "IDLE",
+    }  # fmt: skip
+    assert frame.descriptor_mode["eager_padded[full]", 1] == "FULL"
+    assert frame.miss_reason["full", 0] == "batch has a prefill"
+    assert pd.isna(frame.miss_reason["full", 1])
+
+
+def test_counts_of_a_step(steps):
+    frame = steps().set_index(["arm", "step"])
+    row = frame.loc[("full", 1)]
+
+    assert (row.num_reqs, row.num_decodes, row.num_tokens) == (2, 2, 2)
+    assert (row.descriptor_num_reqs, row.descriptor_num_tokens) == (4, 4)
+    assert (row.local_num_reqs, row.local_num_tokens) == (3, 3)
+    assert (row.real_tokens, row.padded_tokens) == (6, 8)
+    assert frame.has_prefill["full", 0]
+    assert not frame.has_prefill["full", 1]
+
+
+def test_an_arm_that_was_not_timed_has_no_times(steps):
+    frame = steps().set_index(["arm", "step"])
+    times = frame.loc["eager_padded[full]"].filter(regex="_ms$")
+
+    assert times.isna().all(axis=None)
+    assert frame.num_repetitions["eager_padded[full]", 1] == 0
+    assert frame.num_repetitions["full", 1] == 3
+
+
+@pytest.mark.parametrize("async_device", [False, True])
+def test_launch_overhead_is_what_the_judge_reports(make, steps, async_device):
+    found = make.steps()
+    judged = arm_times(found.plan, found.timings, "full", async_device)
+    frame = steps(async_device=async_device).set_index(["arm", "step"])
+
+    for step in (0, 1):
+        expected = judged.launch[(str(step), 0)] * 1e3
+        assert frame.launch_overhead_ms["full", step] == pytest.approx(expected)
+        assert frame.kernel_ms["full", step] == pytest.approx(0.25)
+    assert frame.median_step_ms["full", 1] == pytest.approx(3.0)
+
+
+def test_drift_and_contracts_of_a_step(make, steps):
+    broken = make.violation("C10", 1, 0, "descriptor", "x")
+    second = make.violation("C2", 1, 0, "query_start_loc", "y")
+    frame = steps(msgspec.structs.replace(make.passed(), violations=(broken, second)))
+    frame = frame.set_index(["arm", "step"])
+
+    assert frame.drift_outcome.dropna().to_dict() == {("full", 1): "bitwise"}
+    assert frame.violated_contracts.dropna().to_dict() == {("full", 1): "C2;C10"}
