@@ -14,7 +14,9 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pcpbench.device.graph import Graph, GraphBackend, GraphPool
-from pcpbench.device.host_graph import HostGraphBackend
+from pcpbench.device.host_graph import HostGraphBackend, torch_private
+from pcpbench.device.host_graph.binding import fastest_call
+from pcpbench.device.host_graph.schema import SchemaBook
 from pcpbench.errors import CaptureError, UsageError
 
 
@@ -79,7 +81,7 @@ def test_externals_in_order_of_first_use(backend: HostGraphBackend) -> None:
         unused.view(3, 1)
         hidden = x[1:3] @ w
         out[:2].copy_(hidden)
-        x.add_(1)
+        x.copy_(hidden[:1])
 
     graph, _ = backend.capture(step, backend.new_pool())
     first, second, third = graph.externals
@@ -290,10 +292,12 @@ class _Timer(TorchDispatchMode):
 library = torch.library.Library("pcpbench_host_graph_modes", "DEF")
 library.define("rows(Tensor x, Tensor(a!) out, Tensor(b!) lse) -> ()")
 bodies: list[int] = []
+threads: list[int] = []
 
 
 def _rows(x: torch.Tensor, out: torch.Tensor, lse: torch.Tensor) -> None:
     bodies.append(len(x.tolist()))
+    threads.append(torch.get_num_threads())
     out.copy_(x * 2)
     lse.copy_(x.exp().sum(-1).log())
 
@@ -370,13 +374,25 @@ def test_kernel_sees_no_modes_of_the_capture_when_a_mode_is_around(
 
 
 def test_another_thread_count_is_set_back(backend: HostGraphBackend) -> None:
-    x = torch.rand(300, 300)
-    graph, out = backend.capture(lambda: x.sum(0), backend.new_pool())
+    x, out, lse = torch.rand(4, 4), torch.zeros(4, 4), torch.zeros(4)
+    graph, _ = backend.capture(
+        lambda: torch.ops.pcpbench_host_graph_modes.rows(x, out, lse), backend.new_pool()
+    )
     torch.set_num_threads(2)
     graph.replay()
+    assert threads[-1] == 1, "kernels run under the count of the capture"
     assert torch.get_num_threads() == 2
-    torch.set_num_threads(1)
-    assert torch.equal(out, x.sum(0))
+
+
+def test_a_spelling_that_reaches_another_op_is_not_taken(
+    backend: HostGraphBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = [torch.sub, lambda a, b, out: torch.add(b, a, out=out), torch.add]
+    monkeypatch.setattr(torch_private, "builtin_spellings", lambda name: tried)
+    a, b, out = torch.rand(3), torch.rand(3), torch.zeros(3)
+    facts = SchemaBook().facts(torch.ops.aten.add.out)
+    assert fastest_call(facts, (a, b), {"out": out}).fn is torch.add
+    assert not out.any(), "a probe runs nothing"
 
 
 def test_error_at_replay_names_op_and_line(backend: HostGraphBackend) -> None:
