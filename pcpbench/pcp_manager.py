@@ -154,19 +154,27 @@ class PCPManager:
             self.dcp_world_size > 1,
         )
 
-    def get_num_tokens_for_dispatch(
+    def get_counts_for_dispatch(
         self, num_scheduled_tokens: IntArray, is_prefilling: BoolArray
-    ) -> int:
-        """Tokens of the PCP rank that has most: what every rank hands to the dispatcher."""
+    ) -> tuple[int, int]:
+        """(rows, tokens) that every rank hands to the dispatcher (SPEC 3).
+
+        Each is the largest over the PCP ranks, not necessarily of one rank; rows are at least 1.
+        """
         grid = self._row_grid(num_scheduled_tokens, is_prefilling)
-        return int(grid.tokens_per_rank().max())
+        return max(1, int(grid.rows_per_rank().max())), int(grid.tokens_per_rank().max())
 
     def get_num_reqs_for_dispatch(
         self, num_scheduled_tokens: IntArray, is_prefilling: BoolArray
     ) -> int:
-        """Rows of the PCP rank that has most, at least 1 (SPEC 3)."""
-        grid = self._row_grid(num_scheduled_tokens, is_prefilling)
-        return max(1, int(grid.rows_per_rank().max()))
+        """The rows of `get_counts_for_dispatch`."""
+        return self.get_counts_for_dispatch(num_scheduled_tokens, is_prefilling)[0]
+
+    def get_num_tokens_for_dispatch(
+        self, num_scheduled_tokens: IntArray, is_prefilling: BoolArray
+    ) -> int:
+        """The tokens of `get_counts_for_dispatch`."""
+        return self.get_counts_for_dispatch(num_scheduled_tokens, is_prefilling)[1]
 
     def _row_grid(self, num_scheduled_tokens: IntArray, is_prefilling: BoolArray) -> RowGrid:
         return row_grid(
