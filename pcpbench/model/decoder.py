@@ -51,10 +51,10 @@ class MLAAttention(nn.Module):
         q_nope, q_rope = source.share(q_proj, 1).split_with_sizes([nope, rope], -1)
         latent, k_rope = kv_a.split_with_sizes([rank, rope], -1)
         fused = torch.cat((q_rope.flatten(1), k_rope, q_nope.flatten(1), latent), 1)
-        self.w_qkv = source.finish(fused)
-        self.w_uk = source.finish(source.share(w_uk, 0))
-        self.w_uv = source.finish(source.share(w_uv, 0))
-        self.w_o = source.finish(source.share(w_o, 0))
+        self.w_qkv = source.factor(fused)
+        self.w_uk = source.factor(source.share(w_uk, 0))
+        self.w_uv = source.factor(source.share(w_uv, 0))
+        self.w_o = source.factor(source.share(w_o, 0))
         self.kv_norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
         self.columns = [self.num_heads * rope + rope, self.num_heads * nope, rank]
 
@@ -147,8 +147,8 @@ class DecoderLayer(nn.Module):
         self.attention = MLAAttention(shape, layer, source)
         gate = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
         up = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
-        self.w_gate_up = source.finish(torch.cat((gate, up), 1))
-        self.w_down = source.finish(source.share(source.draw(inner, hidden, std=inner**-0.5), 0))
+        self.w_gate_up = source.factor(torch.cat((gate, up), 1))
+        self.w_down = source.factor(source.share(source.draw(inner, hidden, std=inner**-0.5), 0))
 
     async def forward(
         self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
@@ -196,14 +196,14 @@ class MLADecoder(nn.Module):
         self.rotary = RotaryEmbedding(
             shape.qk_rope_head_dim, max_model_len or limit, shape.rope_theta, source.device
         )
-        self.embedding = source.finish(source.draw(shape.vocab_size, shape.hidden_size, std=1.0))
+        self.embedding = source.place(source.draw(shape.vocab_size, shape.hidden_size, std=1.0))
         self.layers = nn.ModuleList(
             DecoderLayer(shape, layer, source) for layer in range(shape.num_hidden_layers)
         )
         norm = source.draw(shape.hidden_size, mean=1.0, std=0.1)
         self.norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
         std = _LOGIT_GAIN * shape.hidden_size**-0.5
-        self.lm_head = source.finish(source.draw(shape.hidden_size, shape.vocab_size, std=std))
+        self.lm_head = source.factor(source.draw(shape.hidden_size, shape.vocab_size, std=std))
 
     async def forward(
         self, input_ids: Tensor, positions: Tensor, context: ForwardContext

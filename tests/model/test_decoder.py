@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from pcpbench.device.collectives import lockstep, run_lockstep
 from pcpbench.errors import UsageError
 from pcpbench.model.decoder import MLADecoder
+from pcpbench.model.layers import RMSNorm
 from pcpbench.model.presets import SMALL, TINY
 from pcpbench.world import World
 
@@ -207,6 +208,27 @@ def test_context_matters_to_the_next_token(make_stand, tokens):
     hidden = [make_stand().step(t, [(0, 0, 30)]) for t in (tokens, changed)]
     assert torch.equal(hidden[0][:5], hidden[1][:5])
     assert ((hidden[0] - hidden[1])[6:].abs().amax(-1) > 1e-3).all()
+
+
+def test_position_matters_to_attention(make_stand, tokens):
+    """Two earlier tokens swapped: weights that are all alike would hide it in the first layer."""
+    swapped = [list(row) for row in tokens]
+    swapped[0][3], swapped[0][20] = swapped[0][20], swapped[0][3]
+    attention = []
+    for ids in (tokens, swapped):
+        stand = make_stand()
+        inputs = stand.prepare(ids, [[(0, 0, 30)]])
+        stand.contexts[0].taps = {}
+        stand.run(inputs)
+        attention.append(stand.contexts[0].taps[0, "attention"])
+    assert ((attention[0] - attention[1])[21:].abs().amax((1, 2)) > 1e-3).all()
+
+
+def test_norm_is_finite_where_all_is_zero_and_has_its_epsilon():
+    norm = RMSNorm(torch.tensor([1.0, 2.0]), 0.25, torch.device("cpu"))
+    assert not norm(torch.zeros(1, 2)).any()
+    x = torch.tensor([[1.0, 1.0]])
+    torch.testing.assert_close(norm(x), torch.tensor([[1.0, 2.0]]) / math.sqrt(1.25))
 
 
 def test_without_metadata_attention_is_skipped(make_stand, tokens):
