@@ -61,7 +61,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}: use a whole number from 0 to 2^63 - 1.")
-        self.sizes  # noqa: B018 - raises for sizes that cannot be read
+        self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
 
     @property
     def parallel_config(self) -> ParallelConfig:
@@ -74,10 +74,10 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def sizes(self) -> tuple[int, ...]:
-        """The capture sizes, parsed; raises UsageError for what is no list of sizes."""
+    def requested_sizes(self) -> tuple[int, ...] | None:
+        """The capture sizes asked for, None if none were; raises UsageError for a bad list."""
         if self.capture_sizes is None:
-            return DEFAULT_CAPTURE_SIZES
+            return None
         sizes = []
         for part in self.capture_sizes.split(","):
             text = part.strip()
@@ -100,7 +100,14 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         block_size: int,
         num_blocks: int,
     ) -> EngineConfig:
-        """The settings of one context-parallel engine under a scenario's limits."""
+        """The settings of one context-parallel engine under a scenario's limits.
+
+        Sizes that were asked for are taken as they are (those that cannot be used become notices of
+        the dispatcher's candidates); the default ones are those that the limits leave room for.
+        """
+        sizes = self.requested_sizes
+        if sizes is None:
+            sizes = default_capture_sizes(mode, max_num_seqs, max_num_batched_tokens)
         return EngineConfig(
             parallel_config=self.parallel_config,
             model_config=ModelConfig(
@@ -111,10 +118,23 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
             ),
             compilation_config=CompilationConfig(
-                cudagraph_mode=mode, cudagraph_capture_sizes=self.sizes
+                cudagraph_mode=mode, cudagraph_capture_sizes=sizes
             ),
             device=device,
         )
+
+
+def default_capture_sizes(
+    mode: CUDAGraphMode, max_num_seqs: int, max_num_batched_tokens: int
+) -> tuple[int, ...]:
+    """Sizes to capture when none are named: up to the largest decode batch or the token budget.
+
+    With 16 requests and 64 tokens, decode graphs get 1, 2, 4, 8, 16 and PIECEWISE ones go on to 64.
+    """
+    piecewise = mode.mixed_mode() is not CUDAGraphMode.NONE
+    limit = max_num_batched_tokens if piecewise else min(max_num_seqs, max_num_batched_tokens)
+    sizes = {size for size in DEFAULT_CAPTURE_SIZES if size <= limit}
+    return tuple(sorted(sizes | {limit} if limit <= DEFAULT_CAPTURE_SIZES[-1] else sizes))
 
 
 def reference_config(config: EngineConfig) -> EngineConfig:

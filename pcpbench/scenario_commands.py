@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -21,21 +22,11 @@ from pcpbench.report.console import make_console, new_table
 def show_list() -> None:
     """Print all shipped scenarios."""
     console = make_console()
-    table = new_table()
-    table.add_column("scenario", no_wrap=True)
-    table.add_column("steps", justify="right")
-    table.add_column("requests", justify="right")
-    table.add_column("covers")
-    table.add_column("what it does")
     for info in list_scenarios():
-        table.add_row(
-            info.name,
-            str(info.num_steps),
-            str(info.num_requests),
-            " ".join(info.covers),
-            first_sentence(info.description),
-        )
-    console.print(table)
+        counts = f"{info.num_steps} steps, {info.num_requests} requests"
+        covers = f", covers {' '.join(info.covers)}" if info.covers else ""
+        console.print(Text(info.name, style="bold"), Text(counts + covers), sep="  ")
+        console.print(Padding(first_sentence(info.description), (0, 0, 0, 4)))
 
 
 def show_one(name_or_file: str) -> None:
@@ -84,9 +75,8 @@ def _facts(info: ScenarioInfo) -> str:
 
 
 def _step_table(detail: ScenarioDetail) -> Table:
-    table = new_table()
-    for name in ("step", "kind", "decodes", "prefills", "tokens", "finished", "preempted"):
-        table.add_column(name, justify="left" if name == "kind" else "right")
+    counts = ["Decodes", "Prefills", "Tokens", "Finished", "Preempted"]
+    table = new_table(["Step", "Kind"], counts)
     for step in detail.steps:
         table.add_row(
             str(step.index),

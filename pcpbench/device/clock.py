@@ -83,7 +83,8 @@ class HostClock:
         """Run `fn` once; seconds inside its operations beyond the bare cost of calling them."""
         with _OpTimer() as timer:
             fn()
-        return max(0.0, timer.seconds - timer.num_ops * self.call_s)
+        seconds: float = timer.seconds - timer.num_ops * self.call_s
+        return max(0.0, seconds)
 
 
 class AcceleratorClock:
@@ -107,7 +108,7 @@ class AcceleratorClock:
         spans = [
             (event.time_range.start, event.time_range.end)
             for event in profile.events() or []
-            if event.device_type != torch.autograd.DeviceType.CPU
+            if event.device_type.name != "CPU"
         ]
         return 1e-6 * _covered(spans)
 
@@ -135,7 +136,7 @@ def one_thread(device: torch.device) -> Iterator[None]:
 def _empty_call_s(num_rounds: int = 400) -> float:
     """Median seconds of one timed operation on tensors without elements."""
     left, right, out = torch.empty(0), torch.empty(0), torch.empty(0)
-    samples = []
+    samples: list[float] = []
     with _OpTimer() as timer, torch.inference_mode():
         for _ in range(num_rounds):
             before = timer.seconds

@@ -77,13 +77,14 @@ def _rank_record(
     dcp_lens = batch.dcp_local_seq_lens
     tables = () if metadata is None else metadata.block_tables
     slots = np.zeros((0, 0), dtype=np.int64) if metadata is None else _host(metadata.slot_mappings)
+    restore: Tensor | None = None
+    mask: Tensor | None = None
     if manager is not None and worker.global_batch is not None and metadata is not None:
         row_req_index, row_start = manager.row_req_index, manager.row_start
         restore, mask = manager.hidden_restore_idx, manager.gathered_kv_write_mask
     else:
         row_req_index = np.arange(batch.num_reqs)
         row_start = np.zeros(batch.num_reqs, dtype=np.int64)
-        restore = mask = None
     return RankRecord(
         rank=worker.rank,
         num_reqs=batch.num_reqs,

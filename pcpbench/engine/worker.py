@@ -222,7 +222,7 @@ class Worker:
         """
         batch = self.local_batch
         assert batch is not None
-        hidden = await self.model(batch.input_ids, batch.positions, self.context)
+        hidden: Tensor = await self.model(batch.input_ids, batch.positions, self.context)
         if not into_buffer:
             return hidden
         return self.hidden_states[: hidden.shape[0]].copy_(hidden)

@@ -35,6 +35,8 @@ def run_capture(request: CaptureRequest) -> int:
     target.check(config)
     settings = {**settings_of(request.options), "cudagraph_mode": mode.name}
     settings["max_num_seqs"] = config.scheduler_config.max_num_seqs
+    sizes = config.compilation_config.cudagraph_capture_sizes
+    settings["cudagraph_capture_sizes"] = list(sizes)
     with one_thread(device):
         environment = environment_of(device)
         with CaptureFiles(request.out, settings=settings, environment=environment) as files:
@@ -54,7 +56,7 @@ def run_capture(request: CaptureRequest) -> int:
                 pool_bytes=arm.pool_bytes,
                 settings=settings,
                 environment=environment,
-                notices=arm.notices,
+                notices=() if request.options.requested_sizes is None else arm.notices,
                 wall_s=time.perf_counter() - start,
                 run_dir=str(files.path),
             )

@@ -9,7 +9,7 @@ from pcpbench.request import EngineOptions
 
 def settings_of(options: EngineOptions) -> dict[str, Any]:
     """What the options came to; lists are lists, as JSON will show them."""
-    parallel = options.parallel_config
+    parallel, sizes = options.parallel_config, options.requested_sizes
     return {
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
         "decode_context_parallel_size": parallel.decode_context_parallel_size,
@@ -17,7 +17,7 @@ def settings_of(options: EngineOptions) -> dict[str, Any]:
         "cp_kv_cache_interleave_size": parallel.cp_kv_cache_interleave_size,
         "model": options.model,
         "dtype": options.dtype,
-        "cudagraph_capture_sizes": list(options.sizes),
+        "cudagraph_capture_sizes": "default" if sizes is None else list(sizes),
         "max_num_seqs": options.max_num_seqs,
         "device": options.device,
         "backend": options.backend,

@@ -77,7 +77,8 @@ class StandBuilder:
             arm = self._target.build(spec.label, config, replays=spec.replays)
             arm.capture()
             arms[spec.label] = arm
-            self._notices.update(dict.fromkeys(arm.notices))
+            if self._options.requested_sizes is not None:  # default sizes need no excuse
+                self._notices.update(dict.fromkeys(arm.notices))
             setups.append(_setup(spec, config, arm))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
         return Stand(arms, tuple(setups), pairs, self._ladder.base, self._ladder.candidate)

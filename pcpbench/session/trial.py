@@ -54,7 +54,7 @@ class Trial:
         """Judge every step, then time base and candidate if nothing stopped them."""
         start = time.perf_counter()
         broken = self._verify()
-        if not broken:
+        if not broken and self.repetitions:
             arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
             forced = self._tokens if self.teacher is not None else None
             self.timings = time_arms(
@@ -65,7 +65,7 @@ class Trial:
     @property
     def step_drifts(self) -> list[StepDrift]:
         """Worst drift of every step and pair of arms."""
-        return list(getattr(self._judge, "step_drifts", []))
+        return list(self._judge.step_drifts)
 
     def _verify(self) -> bool:
         """Run all arms step by step under the judge; True when a step could not be finished."""

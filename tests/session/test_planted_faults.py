@@ -1,0 +1,141 @@
+"""Faults of FAULTS.md planted into the engine: each must fail, by a contract that fits, by name.
+
+The padding faults hit every arm alike. Replay and padded eager then agree bit for bit, so that only
+the rebuild from the plan can notice.
+"""
+
+import pytest
+import torch
+
+from pcpbench import cli
+from pcpbench.engine import block_table
+from pcpbench.engine.input_batch import InputBuffers
+from pcpbench.pcp_manager import PCPManager
+from pcpbench.results import Outcome
+
+SCENARIO = "s1-grow-shrink"
+
+
+def k01_stale_seq_lens(monkeypatch):
+    pad = InputBuffers.pad
+
+    def faulty(self, num_reqs, num_reqs_padded, num_tokens, num_padded):
+        stale = self.seq_lens[num_reqs:num_reqs_padded].clone()
+        pad(self, num_reqs, num_reqs_padded, num_tokens, num_padded)
+        self.seq_lens[num_reqs:num_reqs_padded].copy_(stale)
+
+    monkeypatch.setattr(InputBuffers, "pad", faulty)
+
+
+def k02_stale_slots(monkeypatch):
+    prepare = PCPManager.prepare_slot_mappings
+
+    def faulty(self):
+        before = self.slot_mappings.clone()
+        slots = prepare(self)
+        padding = ~self.gathered_kv_write_mask
+        slots[:, padding] = before[:, : slots.shape[1]][:, padding]
+        return slots
+
+    monkeypatch.setattr(PCPManager, "prepare_slot_mappings", faulty)
+
+
+def k03_stale_block_rows(monkeypatch):
+    def faulty(table, idx_mapping, out):
+        torch.index_select(table, 0, idx_mapping, out=out[: idx_mapping.shape[0]])
+
+    monkeypatch.setattr(block_table, "gather_rows", faulty)
+
+
+def k10_captured_buffer_replaced(monkeypatch):
+    views = InputBuffers.views
+
+    def faulty(self, num_reqs, num_tokens):
+        if not getattr(self, "cloned", False) and getattr(self, "armed", False):
+            self.positions, self.cloned = self.positions.clone(), True
+        return views(self, num_reqs, num_tokens)
+
+    monkeypatch.setattr(InputBuffers, "views", faulty)
+
+
+FAULTS = [
+    (k01_stale_seq_lens, {"C1"}, "seq_lens"),
+    (k02_stale_slots, {"C4"}, "slot_mappings"),
+    (k03_stale_block_rows, {"C5"}, "block_tables"),
+    (k10_captured_buffer_replaced, {"C8", "C13"}, "rank1.positions"),
+]
+
+
+@pytest.mark.parametrize(("plant", "contracts", "tensor"), FAULTS)
+def test_a_planted_fault_is_named(bench, monkeypatch, plant, contracts, tensor):
+    trial = bench(SCENARIO)
+    for worker in trial.engine("full").workers[1:]:
+        worker.pcp_manager.input_buffers.armed = True
+    plant(monkeypatch)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert contracts <= {v.contract for v in result.violations}
+    named = [v for v in result.violations if v.contract in contracts and tensor in v.tensor]
+    assert named
+    assert all(v.scenario == SCENARIO and v.step >= 0 for v in named)
+    if contracts != {"C8", "C13"}:
+        assert {v.arm for v in named} >= {"full", "eager_padded[full]"}
+        assert {v.rank for v in named} <= {0, 1}
+    assert result.tpot_ratio is None, "no speed without a pass"
+
+
+@pytest.mark.parametrize("plant", [fault[0] for fault in FAULTS[:3]])
+def test_compare_exits_1_and_says_where(monkeypatch, capsys, tmp_path, plant):
+    plant(monkeypatch)
+    arguments = ["compare", "eager", "full", "--scenario", SCENARIO, "--repetitions", "1"]
+    assert cli.run([*arguments, "--out", str(tmp_path / "run")]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    tensor = dict((f[0], f[2]) for f in FAULTS)[plant]
+    assert SCENARIO in printed
+    assert "step" in printed
+    assert "rank" in printed
+    assert tensor in printed
+
+
+def test_the_same_trial_without_a_fault_passes(bench):
+    result = bench(SCENARIO).run(repetitions=1)
+    assert result.outcome is Outcome.PASS
+    assert result.violations == ()
+    assert result.tpot_ratio is not None
+
+
+def test_a_rank_that_skips_a_collective_is_a_result_not_a_crash(bench, monkeypatch):
+    from pcpbench.model.decoder import MLAAttention
+
+    attend = MLAAttention.attend
+
+    async def faulty(self, q, kv, out, lse, context):
+        if context.rank == 1 and self.layer == 1 and context.metadata is not None:
+            out.zero_()
+            return
+        await attend(self, q, kv, out, lse, context)
+
+    trial = bench(SCENARIO)
+    monkeypatch.setattr(MLAAttention, "attend", faulty)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert result.violations[0].contract == "C11"
+    assert "rank 0" in result.violations[0].message
+
+
+def test_ranks_that_dispatch_on_their_own_counts_are_named(bench, monkeypatch):
+    from pcpbench.engine.worker import Worker
+
+    prepare = Worker.prepare_inputs
+
+    def faulty(self, plan):
+        counts = prepare(self, plan)
+        if self.rank == 1 and not counts.has_prefill:
+            return type(counts)(1, 1, 1, False, 1)
+        return counts
+
+    trial = bench(SCENARIO)
+    monkeypatch.setattr(Worker, "prepare_inputs", faulty)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert {v.contract for v in result.violations} == {"C10"}

@@ -1,0 +1,79 @@
+"""What a trial finds on clean engines: arms, ranks, dtypes, graph modes."""
+
+import pytest
+
+from pcpbench.results import Outcome
+
+WORLDS = [
+    {"pcp": 2},
+    {"pcp": 4},
+    {"pcp": 1, "tp": 4, "dcp": 4, "interleave": 2},
+    {"pcp": 1, "tp": 2},
+    {"pcp": 2, "tp": 2},
+    {"pcp": 8},
+]
+
+
+def drift(result, kind):
+    return next(d for d in result.drifts if d.kind == kind)
+
+
+@pytest.mark.parametrize(
+    ("world", "candidate"),
+    [(world, "full_and_piecewise") for world in WORLDS]
+    + [({"pcp": 2}, "full"), ({"pcp": 2}, "piecewise")],
+    ids=str,
+)
+def test_replays_are_bitwise_equal_on_clean_engines(bench, world, candidate):
+    result = bench("s14-uneven-ranks", candidate, **world).run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    assert drift(result, "capture").worst.outcome == "bitwise"
+    assert drift(result, "capture").num_steps_compared > 20
+    arm = next(a for a in result.arms if a.arm == candidate)
+    if candidate == "piecewise":
+        assert arm.steps_piecewise > 0
+        assert arm.steps_none == 0
+    else:
+        assert arm.coverable > 0
+        assert arm.coverable_full == arm.coverable
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_stays_within_its_budget(bench, dtype):
+    result = bench("s4-one-token-prompts", "full_and_piecewise", dtype=dtype).run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    assert drift(result, "capture").worst.outcome == "bitwise"
+
+
+def test_free_running_arms_agree_token_by_token_in_float32(bench):
+    result = bench("s7-same-prompt-twice", forced=False).run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    assert drift(result, "capture").token_mismatches == 0
+
+
+def test_preempted_requests_go_on_with_their_own_tokens(bench):
+    result = bench("preemption", forced=False).run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    assert drift(result, "partition").top1_agreement == 1.0
+
+
+def test_an_arm_that_never_ran_as_asked_is_not_compared(bench, monkeypatch):
+    trial = bench("s1-grow-shrink")
+    full = trial.engine("full")
+    full.dispatcher.descriptors.clear()
+    trial.engine("eager_padded[full]").dispatcher.descriptors.clear()
+    result = trial.run()
+    assert result.outcome is not Outcome.PASS
+    assert result.tpot_ratio is None
+
+
+def test_times_cover_every_repetition_of_both_arms(bench):
+    trial = bench("s2-capture-edges")
+    trial.run(repetitions=2)
+    steps = {step.index for step in trial.plan.steps}
+    for arm in ("eager", "full"):
+        for repetition in range(2):
+            mine = [t for t in trial.trial.timings if (t.arm, t.repetition) == (arm, repetition)]
+            assert {t.step for t in mine} == steps
+    floored = {t.step for t in trial.trial.timings if t.kernel_s is not None}
+    assert len(floored) == 12
