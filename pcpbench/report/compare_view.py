@@ -59,7 +59,8 @@ def print_verdict(result: CompareResult, console: Console) -> None:
         ranges = [_range("TPOT", [s.tpot_ratio for s in result.scenarios])]
         ranges.append(_range("launch overhead", [s.launch_ratio for s in result.scenarios]))
         told = ", ".join(text for text in ranges if text)
-        facts.add(f"{result.candidate} / {result.base}", told)
+        if told:
+            facts.add("Ratio", f"{result.candidate} / {result.base}: {told}")
     facts.print(console)
 
 

@@ -62,9 +62,14 @@ def interval(found: Ratio) -> str:
 
 
 def reading(found: Ratio | None) -> str:
-    """The ratio in words: `34 % less`, `12 % more`, or that the interval holds 1."""
+    """The ratio in words: `34 % less`, `12 % more`, or that the interval holds 1.
+
+    An interval that reaches 0 belongs to a difference of times that is smaller than its error.
+    """
     if found is None:
         return ""
+    if found.low <= 0.0:
+        return "lost in noise"
     if found.low <= 1.0 <= found.high:
         return "no clear difference"
     change = 100 * abs(found.median - 1.0)

@@ -117,6 +117,12 @@ def test_times_of_both_arms_with_ratio_and_interval(make, show, width):
         assert "0.78 ms" in launch  # one unit a row
 
 
+def test_the_range_of_ratios_is_told_at_the_top(make, show):
+    slower = msgspec.structs.replace(make.passed().tpot_ratio, median=0.914)
+    _, line = show(make.passed(), make.passed("s2", tpot_ratio=slower))
+    assert "Ratio full / eager: TPOT 0.66 to 0.91, launch overhead 0.40" in line
+
+
 def test_steps_padding_and_misses(make, show):
     text, line = show(make.passed())
 

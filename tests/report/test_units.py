@@ -49,6 +49,7 @@ def ratio(median, low, high):
         (ratio(0.66, 0.64, 0.68), "34 % less"),
         (ratio(1.052, 1.01, 1.1), "5.2 % more"),
         (ratio(0.9, 0.8, 1.0), "no clear difference"),
+        (ratio(0.57, -0.48, 0.99), "lost in noise"),
         (None, ""),
     ],
 )
