@@ -95,7 +95,7 @@ def row_grid(
     """
     is_active = num_scheduled_tokens > 0
     (prefills,) = (is_active & is_prefilling).nonzero()
-    (decodes,) = (is_active > is_prefilling).nonzero()
+    (decodes,) = (is_active & ~is_prefilling).nonzero()
     num_decodes, num_prefills = len(decodes), len(prefills)
     width = -(-num_decodes // num_ranks) if shard_decode_requests else num_decodes
     shape = (num_ranks, width + 2 * num_prefills + 1)

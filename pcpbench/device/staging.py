@@ -18,7 +18,7 @@ from torch import Tensor
 def to_device(array: NDArray[Any], device: torch.device) -> Tensor:
     """A device copy of a host array that shares no memory with it."""
     if device.type == "cpu":
-        return torch.from_numpy(array).clone()
+        return torch.from_numpy(array.copy())
     return torch.from_numpy(array).to(device)
 
 

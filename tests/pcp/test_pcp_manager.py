@@ -128,11 +128,20 @@ def test_device_tensors_do_not_follow_the_host_arrays(pcp_stand, none_desc):
     batch = stand.batch([1, 1, 9], [0, 0, 1], [3, 4, 0])
     local = manager.partition_batch(batch, none_desc)
     host = (local.idx_mapping_np, local.query_start_loc_np, manager.row_req_index)
-    device = (local.idx_mapping, local.query_start_loc, manager.hidden_restore_idx)
+    device = (
+        local.idx_mapping,
+        local.query_start_loc,
+        manager.hidden_restore_idx,
+        manager.padded_gather_idx,
+        manager.gathered_kv_write_mask,
+    )
     before = [tensor.clone() for tensor in device]
     for array in (*host, batch.idx_mapping_np, batch.query_start_loc_np):
         array += 5
-    manager.layout.hidden_restore_idx.fill(0)
+    layout = manager.layout
+    for array in (layout.hidden_restore_idx, layout.padded_gather_idx):
+        array.fill(0)
+    layout.gathered_kv_write_mask.fill(False)
     assert all(torch.equal(a, b) for a, b in zip(device, before, strict=True))
 
 
