@@ -3,10 +3,14 @@
 Partition drift (another split of the same sums) and padding drift (another batch size can pick
 another GEMM) reorder roundings. One rounding is off by at most half of `eps`; a decoder of some
 layers chains a few dozen of them, mostly of random sign, and the largest of many thousand values is
-reported. So the typical ratio of largest error to a row's root mean square is a few `eps`, and the
-budget is a few dozen: far above chance, far below what one wrong position, length or block does
-(1e-2 and more in float32). The tolerances of torch.testing (float32 1.3e-6, float16 1e-3, bfloat16
-1.6e-2) are for one operation and lie below ours for that reason.
+reported. So the largest error of a row, over the row's root mean square, comes to some `eps`. On a
+CPU, over presets and scenarios, at most 1.1e-5 was seen in float32 (95 eps), 7.8e-3 in float16 (8)
+and 8.7e-2 in bfloat16 (11, tensor parallel, whose partial sums are rounded before they are added);
+1 - cosine at most 2.6e-12, 8.2e-7 and 1.7e-4. The budgets are 3 to 10 times that, more for the
+cosine, which grows with the square. torch.testing's tolerances (float32 1.3e-6, float16 1e-3,
+bfloat16 1.6e-2) are for one operation and lie below. A wrong position, length or block moves a row
+by 1e-2 of its scale and more: far past the budget in float32, not always in half precision, which
+is why metadata is checked without any tolerance.
 
 Capture drift has no budget: replay and padded eager run the same kernels on the same values.
 """
@@ -38,14 +42,14 @@ class Budget:
 
 BUDGETS: Final[dict[str, dict[str, Budget]]] = {
     "partition": {
-        "float32": Budget(relative=1e-4, cosine_gap=1e-8),
-        "float16": Budget(relative=3e-2, cosine_gap=2e-5),
-        "bfloat16": Budget(relative=2e-1, cosine_gap=1e-3),
+        "float32": Budget(relative=1e-4, cosine_gap=1e-10),
+        "float16": Budget(relative=4e-2, cosine_gap=3e-5),
+        "bfloat16": Budget(relative=3e-1, cosine_gap=2e-3),
     },
     "padding": {
-        "float32": Budget(relative=5e-5, cosine_gap=1e-9),
+        "float32": Budget(relative=1e-4, cosine_gap=1e-10),
         "float16": Budget(relative=2e-2, cosine_gap=1e-5),
-        "bfloat16": Budget(relative=1.5e-1, cosine_gap=5e-4),
+        "bfloat16": Budget(relative=2e-1, cosine_gap=1e-3),
     },
 }
 """Budget by drift kind and engine dtype; `capture` is absent because its budget is zero."""

@@ -62,7 +62,7 @@ def mismatch(
     """One sentence on where `found` is not `expected`, or "" where it is.
 
     Places where `ignore` is True are not looked at. Example: "seq_lens[3] is 17, expected 0
-    (padding row); 1 of 4 values differs".
+    (padding row); 1 of 4 wrong".
     """
     if found.shape != expected.shape:
         return f"{name} has shape {list(found.shape)}, expected {list(expected.shape)} ({what})"
@@ -76,8 +76,7 @@ def mismatch(
     index = ", ".join(str(p) for p in place)
     return (
         f"{name}[{index}] is {found[place].item()}, expected {expected[place].item()} ({what}); "
-        f"{count} of {differs.size} value{'s' if count > 1 else ''} "
-        f"differ{'' if count > 1 else 's'}"
+        f"{count} of {differs.size} wrong"
     )
 
 
@@ -90,4 +89,4 @@ def nonzero(name: str, found: NDArray[Any], first: int, what: str) -> str:
     place = where[0].tolist()
     value = tail[tuple(place)].item()
     index = ", ".join(str(p) for p in [place[0] + first, *place[1:]])
-    return f"{name}[{index}] is {value}, expected 0 ({what}); {len(where)} such values"
+    return f"{name}[{index}] is {value}, expected 0 ({what}); {len(where)} of {tail.size} wrong"
