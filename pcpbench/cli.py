@@ -104,7 +104,10 @@ def compare(
     candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
     scenario: Annotated[
         list[str] | None,
-        typer.Option("--scenario", help="Shipped name or YAML file; repeatable. Default: all."),
+        typer.Option(
+            "--scenario",
+            help="Shipped name or YAML file, or all; repeatable. Default: the core scenarios.",
+        ),
     ] = None,
     pcp: Pcp = 2,
     dcp: Dcp = 1,

@@ -90,12 +90,18 @@ def _check_list(value: Any, info: inspect.VarTupleType, path: str) -> tuple[str,
 
 
 def _leaf_type(info: inspect.Type) -> type:
-    kinds: dict[type, type] = {inspect.IntType: int, inspect.FloatType: float}
+    kinds: dict[type, type] = {
+        inspect.IntType: int,
+        inspect.FloatType: float,
+        inspect.BoolType: bool,
+    }
     return kinds.get(type(info), str)
 
 
 def _fits(value: Any, expected: type, info: Any) -> bool:
     """Whether msgspec takes the bare value: no bool for a number, no nan where there is a range."""
+    if expected is bool:
+        return isinstance(value, bool)
     bounds = {key: getattr(info, key, None) for key in _BOUNDS}
     try:
         msgspec.convert(value, Annotated[expected, msgspec.Meta(**bounds)])

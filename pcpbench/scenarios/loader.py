@@ -19,6 +19,7 @@ from pcpbench.scenarios.limits import limits_problem, request_problem
 from pcpbench.scenarios.schema import MAX_REQUESTS, Scenario
 
 DATA_DIR = Path(__file__).parent / "data"
+ALL = "all"
 MAX_FILE_BYTES = 256 * 1024
 _SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -47,6 +48,16 @@ def load_scenario(name_or_file: str | os.PathLike[str]) -> Scenario:
     """The scenario of a shipped name or of a YAML (or JSON) file, checked."""
     path = scenario_path(name_or_file)
     return parse_scenario(_read(path), str(path))
+
+
+def choose_scenarios(names_or_files: Sequence[str] = ()) -> list[Scenario]:
+    """What a command runs: the shipped core scenarios when none is named, `all` for every one."""
+    if not names_or_files:
+        return [scenario for scenario in load_scenarios() if scenario.core]
+    if ALL in names_or_files:
+        others = [name for name in names_or_files if name != ALL and name not in shipped_names()]
+        return load_scenarios([*shipped_names(), *others])
+    return load_scenarios(names_or_files)
 
 
 def load_scenarios(names_or_files: Sequence[str] = ()) -> list[Scenario]:

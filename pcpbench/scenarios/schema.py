@@ -108,6 +108,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tuple[CoverId, ...],
         Meta(description="Sequences (S..) and fault classes (K..) that the scenario triggers."),
     ] = ()
+    core: Annotated[
+        bool,
+        Meta(
+            description="Whether a comparison that names no scenario runs this shipped one.",
+            extra={"rule": "true or false"},
+        ),
+    ] = False
     source: Annotated[str, Meta(max_length=2000, description="Where the lengths come from.")] = ""
     limits: Limits = Limits()
     step_time_s: Annotated[

@@ -23,7 +23,7 @@ from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, ScenarioResult, overall
-from pcpbench.scenarios.loader import load_scenarios
+from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.settings import settings_of
 from pcpbench.session.stand import Stand, StandBuilder
@@ -87,7 +87,7 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,
         )
-        for scenario in load_scenarios(request.scenarios)
+        for scenario in choose_scenarios(request.scenarios)
     ]
 
 
