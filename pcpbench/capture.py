@@ -46,7 +46,10 @@ class _Segments:
 
 
 class GraphManager:
-    """Captured graphs by descriptor, all of them in one shared pool."""
+    """Captured graphs by descriptor, all of them in one shared pool.
+
+    num_replays: graphs launched so far (each segment is one).
+    """
 
     def __init__(self, backend: GraphBackend, address_book: AddressBook) -> None:
         self.backend = backend
@@ -54,6 +57,7 @@ class GraphManager:
         self.pool = backend.new_pool()
         self.captured: list[CapturedGraph] = []
         self.addresses: list[AddressUse] = []
+        self.num_replays = 0
         self._graphs: dict[BatchExecutionDescriptor, _Segments] = {}
 
     def capture(
@@ -86,7 +90,9 @@ class GraphManager:
 
     def replay(self, descriptor: BatchExecutionDescriptor) -> None:
         """Replay a captured descriptor on what the persistent buffers hold now."""
-        self._graphs[descriptor].replay()
+        segments = self._graphs[descriptor]
+        segments.replay()
+        self.num_replays += len(segments.graphs)
 
     def _capture_segments(self, routines: list[Routine]) -> _Segments:
         steps = lockstep(routines)

@@ -75,6 +75,8 @@ class StepRecord:
     none was asked for). logits [num_sampled, vocab], widened to float32; sampled [num_sampled]
     tokens; sampled_req_ids: whose they are. hidden: the restored hidden states [global tokens,
     hidden], widened to float32. Ranks in rank order.
+    num_replays: graphs launched during the step, counted where they are launched: what was chosen
+    and what ran are two things. None where the target cannot tell.
     """
 
     arm: str
@@ -89,6 +91,7 @@ class StepRecord:
     hidden: NDArray[np.float32]
     address_changes: tuple[AddressChange, ...] = ()
     idle: bool = False
+    num_replays: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

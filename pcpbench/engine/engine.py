@@ -42,13 +42,14 @@ class StepOutput:
     """What a step computed, still on the device.
 
     sampled: one entry a local rank. tokens: what was written back (sampled, or forced).
-    counts: what each rank handed to dispatch.
+    counts: what each rank handed to dispatch. num_replays: graphs launched.
     """
 
     decision: Decision
     counts: tuple[BatchCounts, ...]
     sampled: tuple[Sampled, ...]
     tokens: Tensor | None
+    num_replays: int = 0
     idle: bool = False
 
 
@@ -136,6 +137,7 @@ class Engine:
         forced: tokens to feed on in place of the sampled ones, one for each request that samples,
         in the plan's order (teacher forcing). Raises DispatchMismatch and CollectiveMismatch.
         """
+        replays_before = self.num_replays
         tokens = self._admit(plan)
         for worker in self.workers:
             worker.groups.log.clear()
@@ -155,7 +157,13 @@ class Engine:
             fed = torch.tensor(list(forced), dtype=fed.dtype, device=self.device)
         for worker, own in zip(self.workers, sampled, strict=True):
             worker.post_update(plan, own.tokens if forced is None else fed)
-        return StepOutput(decision, counts, tuple(sampled), fed)
+        num_replays = self.num_replays - replays_before
+        return StepOutput(decision, counts, tuple(sampled), fed, num_replays)
+
+    @property
+    def num_replays(self) -> int:
+        """Graphs launched since this engine was built."""
+        return 0 if self.graphs is None else self.graphs.num_replays
 
     def _decide(self, counts: tuple[BatchCounts, ...]) -> Decision:
         decisions = [self.dispatcher.decide(count) for count in counts]
@@ -183,8 +191,10 @@ class Engine:
         decision = self.dispatcher.decide(counts)
         for worker in self.workers:
             stage_dummy_batch(worker, decision.descriptor)
+        replays_before = self.num_replays
         self._forward(decision.descriptor)
-        return StepOutput(decision, (counts,) * len(self.workers), (), None, idle=True)
+        num_replays = self.num_replays - replays_before
+        return StepOutput(decision, (counts,) * len(self.workers), (), None, num_replays, idle=True)
 
     def _admit(self, plan: StepPlan) -> dict[str, list[int]]:
         """Tokens of every request that enters with this step, earlier outputs included."""

@@ -52,6 +52,7 @@ def record_step(
         hidden=empty if first is None else _wide(first.hidden),
         address_changes=address_changes,
         idle=output.idle,
+        num_replays=output.num_replays,
     )
 
 

@@ -30,10 +30,12 @@ def run_capture(request: CaptureRequest) -> int:
     request.options.check()
     mode = request.graph_mode
     device = resolve_device(request.options.device)
-    target = BuiltinTarget(device, resolve_backend(request.options.backend, device))
+    backend = resolve_backend(request.options.backend, device)
+    target = BuiltinTarget(device, backend)
     config = capture_config(request, device)
     target.check(config)
-    settings = {**settings_of(request.options), "cudagraph_mode": mode.name}
+    settings = settings_of(request.options, device=str(device), backend=backend.name)
+    settings["cudagraph_mode"] = mode.name
     settings["max_num_seqs"] = config.scheduler_config.max_num_seqs
     sizes = config.compilation_config.cudagraph_capture_sizes
     settings["cudagraph_capture_sizes"] = list(sizes)

@@ -5,8 +5,8 @@ Owns the run of one request from options to exit code. All input is checked befo
 
 from __future__ import annotations
 
+import sys
 import time
-from typing import Any
 
 import torch
 
@@ -17,7 +17,7 @@ from pcpbench.engine.scheduler import make_plan
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.compare_files import CompareFiles
-from pcpbench.report.compare_view import print_compare
+from pcpbench.report.compare_view import print_compare, print_verdict
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
@@ -37,13 +37,18 @@ def run_compare(request: CompareRequest) -> int:
     start = time.perf_counter()
     request.check()
     device = resolve_device(request.options.device)
-    target = BuiltinTarget(device, resolve_backend(request.options.backend, device))
+    backend = resolve_backend(request.options.backend, device)
+    target = BuiltinTarget(device, backend)
     plans = plan_scenarios(request)
     ladder = build_ladder(request.base, request.candidate)
     builder = StandBuilder(target, ladder, request.options, str(device))
     for plan in plans:
         builder.check(plan)
-    settings = _settings(request)
+    settings = {
+        **settings_of(request.options, device=str(device), backend=backend.name),
+        "feed": request.feed,
+        "repetitions": request.repetitions,
+    }
     with one_thread(device):
         environment = environment_of(device)
         with CompareFiles(
@@ -71,6 +76,7 @@ def run_compare(request: CompareRequest) -> int:
             files.finish(result)
     if request.json:
         print_json(result)
+        print_verdict(result, make_console(sys.stderr))
     else:
         print_compare(result, make_console())
     return result.outcome.exit_code
@@ -129,11 +135,3 @@ def _trial(
 def _num_units(plan: ScenarioPlan, stand: Stand, repetitions: int) -> int:
     """Steps of all passes: each arm once under the judge, two arms timed and floored."""
     return len(plan.steps) * (len(stand.arms) + 2 * (repetitions + NUM_FLOOR_PASSES))
-
-
-def _settings(request: CompareRequest) -> dict[str, Any]:
-    return {
-        **settings_of(request.options),
-        "feed": request.feed,
-        "repetitions": request.repetitions,
-    }

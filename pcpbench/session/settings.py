@@ -7,8 +7,8 @@ from typing import Any
 from pcpbench.request import EngineOptions
 
 
-def settings_of(options: EngineOptions) -> dict[str, Any]:
-    """What the options came to; lists are lists, as JSON will show them."""
+def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[str, Any]:
+    """What the options came to on a device; lists are lists, as JSON will show them."""
     parallel, sizes = options.parallel_config, options.requested_sizes
     return {
         "prefill_context_parallel_size": parallel.prefill_context_parallel_size,
@@ -19,8 +19,8 @@ def settings_of(options: EngineOptions) -> dict[str, Any]:
         "dtype": options.dtype,
         "cudagraph_capture_sizes": "default" if sizes is None else list(sizes),
         "max_num_seqs": options.max_num_seqs,
-        "device": options.device,
-        "backend": options.backend,
+        "device": device,
+        "backend": backend,
         "launcher": options.launcher,
         "seed": options.seed,
     }

@@ -139,3 +139,24 @@ def test_ranks_that_dispatch_on_their_own_counts_are_named(bench, monkeypatch):
     result = trial.run()
     assert result.outcome is Outcome.FAIL
     assert {v.contract for v in result.violations} == {"C10"}
+
+
+def test_a_graph_that_silently_runs_eagerly_is_named(bench, monkeypatch):
+    """What dispatch chose is no proof of what ran: launches are counted where they happen."""
+    from pcpbench.device.collectives import run_lockstep
+    from pcpbench.engine.engine import Engine
+
+    trial = bench(SCENARIO)
+    full = trial.engine("full")
+    forward = Engine._forward
+
+    def eager(self, descriptor):
+        if self is not full:
+            return forward(self, descriptor)
+        return run_lockstep([worker.forward(into_buffer=False) for worker in self.workers])
+
+    monkeypatch.setattr(Engine, "_forward", eager)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert {v.contract for v in result.violations} == {"C10"}
+    assert "no graph was launched" in result.violations[0].message
