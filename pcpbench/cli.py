@@ -14,6 +14,8 @@ import typer
 
 from pcpbench.errors import PcpbenchError
 
+INTERRUPTED = 130
+
 app = typer.Typer(
     name="pcpbench",
     no_args_is_help=True,
@@ -223,24 +225,27 @@ def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
-        return result if isinstance(result, int) else 0
+        code = result if isinstance(result, int) else 0
+        return _interrupted() if code == INTERRUPTED else code
     except PcpbenchError as error:
         return _complain(str(error), error.exit_code)
-    except typer.Abort:
-        return _complain("interrupted: what had finished is on disk.", 130)
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
         # Shown when no command was given: the error's text is the whole help.
         is_help = type(error).__name__ == "NoArgsIsHelpError"
         return _complain("name a command." if is_help else _text(error), 2)
-    except KeyboardInterrupt:
-        return _complain("interrupted: what had finished is on disk.", 130)
+    except (typer.Abort, KeyboardInterrupt):
+        return _interrupted()
     except BrokenPipeError:
         return 3
     except Exception:
         traceback.print_exc()
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
+
+
+def _interrupted() -> int:
+    return _complain("interrupted: what had finished is on disk.", INTERRUPTED)
 
 
 def _text(error: typer.TyperException) -> str:

@@ -9,6 +9,9 @@ from pcpbench.modes import CUDAGraphMode
 SPARSE_GRAPH_MODEL_TYPES = ("deepseek_v32", "glm_moe_dsa")
 """Sparse MLA families whose graphs can be captured without DCP."""
 
+FLAGS = {"decode_context_parallel_size": "--dcp", "cudagraph_mode": "--mode"}
+"""Settings that a command line names otherwise."""
+
 
 def validate_config(config: EngineConfig, supports_mm_inputs: bool = False) -> None:
     """Refuse settings that PCP cannot run; without PCP only sizes that cannot form groups.
@@ -28,8 +31,9 @@ def validate_config(config: EngineConfig, supports_mm_inputs: bool = False) -> N
 
 def _refuse(config: EngineConfig, setting: str, value: object, why: str, remedy: str) -> None:
     pcp = config.parallel_config.prefill_context_parallel_size
+    flags = " and ".join(flag for flag in (FLAGS.get(setting), "--pcp") if flag is not None)
     raise UsageError(
-        f"{setting} is {value} with prefill_context_parallel_size {pcp}: {why}; {remedy}."
+        f"{setting} is {value} with prefill_context_parallel_size {pcp} ({flags}): {why}; {remedy}."
     )
 
 

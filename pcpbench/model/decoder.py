@@ -180,12 +180,7 @@ class MLADecoder(nn.Module):
         max_model_len: int | None = None,
     ) -> None:
         super().__init__()
-        for what in ("num_attention_heads", "intermediate_size"):
-            if getattr(shape, what) % tp_size:
-                raise UsageError(
-                    f"--tp is {tp_size}, which does not divide the {what} of {shape.name}, "
-                    f"{getattr(shape, what)}: use a divisor of it."
-                )
+        shape.check_tp(tp_size)
         limit = shape.max_position_embeddings
         if max_model_len is not None and not 1 <= max_model_len <= limit:
             raise UsageError(

@@ -45,6 +45,15 @@ class ModelShape:
         """Width of one head's query before absorption."""
         return self.qk_nope_head_dim + self.qk_rope_head_dim
 
+    def check_tp(self, tp_size: int) -> None:
+        """Raise UsageError for a TP size that does not divide heads and MLP."""
+        for what in ("num_attention_heads", "intermediate_size"):
+            if getattr(self, what) % tp_size:
+                raise UsageError(
+                    f"--tp is {tp_size}, which does not divide the {what} of {self.name}, "
+                    f"{getattr(self, what)}: use a divisor of it."
+                )
+
     @property
     def softmax_scale(self) -> float:
         """What scores are multiplied with; absorption does not change it."""

@@ -13,6 +13,7 @@ from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.recorder import moved_buffers, record_step
 from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.model.presets import model_shape
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import AddressChange, Notice, StepRecord
@@ -110,6 +111,8 @@ class BuiltinTarget:
         """Raise UsageError for settings that the engine refuses."""
         config.check()
         PCPManager.validate_config(config)
+        shape = model_shape(config.model_config.preset)
+        shape.check_tp(config.parallel_config.tensor_parallel_size)
 
     def build(self, label: str, config: EngineConfig, *, replays: bool) -> BuiltinArm:
         """An engine under these settings; `replays` decides whether it captures graphs."""

@@ -1,0 +1,5 @@
+"""`python -m pcpbench`."""
+
+from pcpbench.cli import main
+
+main()

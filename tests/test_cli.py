@@ -1,0 +1,219 @@
+"""What a person meets on the command line: refusals in one sentence, exit codes, help."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from pcpbench import cli
+
+HELP_COMMANDS = [
+    ["--help"],
+    ["capture", "--help"],
+    ["compare", "--help"],
+    ["doctor", "--help"],
+    ["scenarios", "--help"],
+    ["scenarios", "list", "--help"],
+    ["scenarios", "show", "--help"],
+    ["scenarios", "validate", "--help"],
+    ["scenarios", "schema", "--help"],
+]
+
+BAD_INPUT = [
+    ("capture --mode full --pcp 2", 2, ["FULL", "FULL_DECODE_ONLY"]),
+    ("capture --mode none", 2, ["--mode is 'none'", "full_decode_only"]),
+    ("capture --mode sideways", 2, ["--mode is 'sideways'", "piecewise"]),
+    ("capture --dcp 3", 2, ["--dcp is 3", "use one of 1, 2"]),
+    ("compare eager full --dcp 3", 2, ["--dcp is 3", "use one of 1, 2"]),
+    ("compare eager full --dcp 2", 2, ["_size is 2", "--dcp and --pcp", "sparse"]),
+    ("compare eager graph", 2, ["'graph' is unknown", "full_and_piecewise"]),
+    ("compare eager", 2, ["candidate"]),
+    ("compare eager eager", 2, ["both arms are 'eager'"]),
+    ("compare eager full --scenario nowhere.yaml", 2, ["nowhere.yaml", "does not exist"]),
+    ("compare eager full --scenario s1-grow-shrunk", 2, ["s1-grow-shrink"]),
+    ("compare eager full --scenario misspelt.yaml", 2, ["max_num_seq", "max_num_seqs", "line"]),
+    ("compare eager full --scenario empty.yaml", 2, ["empty.yaml", "empty"]),
+    ("compare eager full --scenario broken.yaml", 2, ["broken.yaml", "line"]),
+    ("compare eager full --capture-sizes 0", 2, ["--capture-sizes is '0'", "from 1 up"]),
+    ("compare eager full --capture-sizes", 2, ["--capture-sizes", "argument"]),
+    ("compare eager full --capture-sizes 1,,2", 2, ["--capture-sizes is '1,,2'"]),
+    ("compare eager full --capture-sizes 1.5", 2, ["--capture-sizes is '1.5'"]),
+    ("compare eager full --capture-sizes -1", 2, ["--capture-sizes is '-1'"]),
+    ("compare eager full --pcp 0", 2, ["--pcp is 0"]),
+    ("compare eager full --pcp -1", 2, ["--pcp is -1"]),
+    ("compare eager full --pcp two", 2, ["--pcp"]),
+    ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide"]),
+    ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 3", 2, ["--interleave is 3", "1, 2"]),
+    ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 0", 2, ["--interleave is 0"]),
+    ("compare eager full --model big", 2, ["--model is 'big'", "tiny"]),
+    ("compare eager full --dtype int8", 2, ["--dtype is 'int8'", "float32"]),
+    ("compare eager full --device tpu", 2, ["--device is 'tpu'"]),
+    ("compare eager full --device cuda:99", 3, ["--device is 'cuda:99'", "--device cpu"]),
+    ("compare eager full --backend magic", 2, ["--backend is 'magic'"]),
+    ("compare eager full --launcher mpi", 2, ["--launcher is 'mpi'", "inproc"]),
+    ("compare eager full --feed maybe", 2, ["--feed is 'maybe'", "free-running"]),
+    ("compare eager full --repetitions 0", 2, ["--repetitions is 0"]),
+    ("compare eager full --max-num-seqs 0", 2, ["--max-num-seqs is 0"]),
+    ("compare eager full --seed -1", 2, ["--seed is -1"]),
+    ("compare eager full --out full-directory", 2, ["--out", "full-directory"]),
+    ("compare eager full --sceanrio x", 2, ["--scenario"]),
+    ("scenarios show nowhere.yaml", 2, ["nowhere.yaml"]),
+    ("scenarios validate empty.yaml", 2, ["empty.yaml"]),
+    ("comprae eager full", 2, ["compare"]),
+]
+
+
+@pytest.fixture
+def place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.yaml").write_text("", encoding="utf-8")
+    (tmp_path / "broken.yaml").write_text("name: [\n", encoding="utf-8")
+    (tmp_path / "misspelt.yaml").write_text(
+        "name: x\ndescription: d\nlimits: {max_num_seq: 4}\n"
+        "requests: [{prompt_len: 1, output_len: 1}]\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "full-directory").mkdir()
+    (tmp_path / "full-directory" / "mine.txt").write_text("keep me", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize(("command", "exit_code", "words"), BAD_INPUT, ids=lambda x: str(x)[:60])
+def test_bad_input_gets_one_sentence(place, capsys, command, exit_code, words):
+    before = sorted(path.name for path in place.rglob("*"))
+    assert cli.run(command.split()) == exit_code
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1, printed.err
+    assert printed.err.startswith("pcpbench: ")
+    assert "Traceback" not in printed.err
+    for word in words:
+        assert word in printed.err
+    assert sorted(path.name for path in place.rglob("*")) == before, "nothing half-written"
+
+
+def test_an_empty_list_of_capture_sizes_is_refused(place, capsys):
+    assert cli.run(["compare", "eager", "full", "--capture-sizes", ""]) == 2
+    assert "--capture-sizes is ''" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", HELP_COMMANDS, ids=" ".join)
+def test_help_has_an_example(capsys, command):
+    assert cli.run(command) == 0
+    printed = capsys.readouterr().out
+    if len(command) > 1 and command[:2] != ["scenarios", "--help"]:
+        assert "Example" in printed
+        assert "pcpbench" in printed
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; from pcpbench import cli; cli.run(['compare', '--help']); "
+        "heavy = {'torch', 'triton', 'pandas', 'numpy', 'scipy'} & set(sys.modules); "
+        "assert not heavy, heavy; raise SystemExit(bool(heavy))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_a_failure_of_pcpbench_itself_is_3_and_never_1(monkeypatch, capsys):
+    from pcpbench import doctor
+
+    def broken():
+        raise ZeroDivisionError("a mistake of ours")
+
+    monkeypatch.setattr(doctor, "run_doctor", broken)
+    assert cli.run(["doctor"]) == 3
+    assert "a mistake of ours" in capsys.readouterr().err
+
+
+def test_an_interrupt_is_told_and_is_no_verdict(monkeypatch, capsys):
+    from pcpbench import doctor
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(doctor, "run_doctor", interrupted)
+    assert cli.run(["doctor"]) == 130
+    assert "on disk" in capsys.readouterr().err
+
+
+def test_compare_leaves_its_files_and_json_is_all_of_stdout(place, capsys):
+    arguments = "compare eager full --scenario s2-capture-edges --repetitions 1 --json --out run"
+    assert cli.run(arguments.split()) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["outcome"] == "pass"
+    names = {path.name for path in (place / "run").iterdir()}
+    assert {"manifest.json", "summary.csv", "steps.csv"} <= names
+    import pandas as pd
+
+    summary = pd.read_csv(place / "run" / "summary.csv")
+    assert set(summary["arm"]) == {"reference", "eager", "eager_padded[full]", "full"}
+    full = summary[summary["arm"] == "full"].iloc[0]
+    assert full["coverable_full"] == full["coverable"] > 0
+    steps = pd.read_csv(place / "run" / "steps.csv")
+    assert len(steps) == summary["num_steps"].sum()
+
+
+def test_capture_shows_and_writes_every_graph(place, capsys):
+    arguments = "capture --mode full_and_piecewise --capture-sizes 1,2,32 --out run"
+    assert cli.run(arguments.split()) == 0
+    printed = capsys.readouterr().out
+    assert "FULL[reqs=2,tokens=2]" in printed
+    assert "capture size 32" in printed
+    import pandas as pd
+
+    graphs = pd.read_csv(place / "run" / "capture.csv")
+    assert len(graphs) == 5
+    assert (graphs[graphs["mode"] == "PIECEWISE"]["eager_breaks"] > 0).all()
+    book = pd.read_csv(place / "run" / "address_book.csv")
+    assert book["buffer"].notna().all()
+
+
+def test_an_unowned_buffer_fails_the_capture(place, capsys, monkeypatch):
+    """A tensor that a graph reads and nobody registered can vanish under it."""
+    import torch
+
+    from pcpbench.model.decoder import MLADecoder
+
+    forward = MLADecoder.forward
+    stray = torch.zeros(1)
+
+    async def faulty(self, input_ids, positions, context):
+        return (await forward(self, input_ids, positions, context)) + stray
+
+    monkeypatch.setattr(MLADecoder, "forward", faulty)
+    assert cli.run(["capture", "--capture-sizes", "1", "--out", "run"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "unowned" in printed
+    assert "test_cli.py" in printed
+
+
+def test_a_sync_during_capture_names_op_and_line(place, capsys, monkeypatch):
+    from pcpbench.model.decoder import MLADecoder
+
+    forward = MLADecoder.forward
+
+    async def faulty(self, input_ids, positions, context):
+        if int(positions.max()) > 10**6:
+            raise RuntimeError
+        return await forward(self, input_ids, positions, context)
+
+    monkeypatch.setattr(MLADecoder, "forward", faulty)
+    assert cli.run(["capture", "--capture-sizes", "1", "--out", "run"]) == 1
+    printed = capsys.readouterr().err
+    assert "test_cli.py" in printed
+    assert "_local_scalar_dense" in printed or "int" in printed
+    manifest = json.loads((place / "run" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["outcome"] == "fail"
+
+
+def test_no_ansi_reaches_a_pipe():
+    environment = {**os.environ, "COLUMNS": "100"}
+    done = subprocess.run(
+        [sys.executable, "-m", "pcpbench", "scenarios", "list"],
+        check=True, capture_output=True, text=True, env=environment,
+    )  # fmt: skip
+    assert "s1-grow-shrink" in done.stdout
+    assert "\x1b" not in done.stdout
