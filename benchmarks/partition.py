@@ -1,15 +1,18 @@
 """What PCPManager.partition_batch costs on the host in one step of one rank.
 
-usage: python benchmarks/partition.py [--pcp 2 4 8] [--seconds 0.4] [--full]
+usage: python benchmarks/partition.py [--pcp 2 4 8] [--seconds 0.4] [--full] [--steady]
 
 Rows are batches, columns PCP sizes, each with DCP off (decodes sharded) and with DCP over the PCP
-group (decodes on every rank). Cells: median ms of single calls (fastest tenth - slowest tenth). One
+group (decodes on every rank). Two batches that differ in one query length take turns, so that every
+call lays its step out anew; with --steady one batch repeats, as decode steps do, and the last
+layout is used again. Cells: median ms of single calls (fastest tenth - slowest tenth). One
 thread, CPU tensors. On a busy machine read the fastest tenth: the median counts the neighbours.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import time
 
 import numpy as np
@@ -31,13 +34,15 @@ BATCHES = {
 }
 
 
-def global_batch(num_decodes: int, num_prefills: int) -> InputBatch:
+def global_batch(num_decodes: int, num_prefills: int, spare: int = 0) -> InputBatch:
+    """spare: tokens that the last request has more than its like."""
     query_lens = np.array([1] * num_decodes + [2048] * num_prefills, dtype=np.int32)
+    query_lens[-1] += spare
     num_reqs, num_tokens = len(query_lens), int(query_lens.sum())
     starts = np.zeros(num_reqs + 1, dtype=np.int32)
     query_lens.cumsum(out=starts[1:])
     computed = np.full(num_reqs, 100, dtype=np.int32)
-    is_prefilling = query_lens > 1
+    is_prefilling = np.arange(num_reqs) >= num_decodes
     slots = np.arange(num_reqs, dtype=np.int32)
     views = InputBuffers(num_reqs, num_tokens, CPU).views(num_reqs, num_tokens)
     views.query_start_loc.copy_(torch.from_numpy(starts))
@@ -63,20 +68,26 @@ def global_batch(num_decodes: int, num_prefills: int) -> InputBatch:
     )
 
 
-def sample(batch: InputBatch, pcp: int, dcp: int, seconds: float, *, full: bool) -> list[float]:
-    """Seconds of single calls on rank 0."""
+def sample(
+    batches: list[InputBatch], pcp: int, dcp: int, seconds: float, *, full: bool
+) -> list[float]:
+    """Seconds of single calls on rank 0, the batches taking turns."""
+    largest = batches[-1]
     manager = PCPManager(
-        pcp, 0, CPU, dcp == 1, batch.num_reqs, batch.num_tokens, dcp_world_size=dcp
+        pcp, 0, CPU, dcp == 1, largest.num_reqs, largest.num_tokens, dcp_world_size=dcp
     )
-    args = (batch.num_scheduled_tokens, batch.is_prefilling_np)
-    num_reqs, num_tokens = manager.get_counts_for_dispatch(*args)
-    mode = CUDAGraphMode.FULL if full and not batch.has_prefill else CUDAGraphMode.NONE
+    num_reqs, num_tokens = manager.get_counts_for_dispatch(
+        largest.num_scheduled_tokens, largest.is_prefilling_np
+    )
+    mode = CUDAGraphMode.FULL if full and not largest.has_prefill else CUDAGraphMode.NONE
     descriptor = BatchExecutionDescriptor(mode, num_tokens, num_reqs)
+    turns = itertools.cycle(batches)
     for _ in range(10):
-        manager.partition_batch(batch, descriptor)
+        manager.partition_batch(next(turns), descriptor)
     times = []
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
+        batch = next(turns)
         start = time.perf_counter()
         manager.partition_batch(batch, descriptor)
         times.append(time.perf_counter() - start)
@@ -93,14 +104,18 @@ def main() -> None:
     parser.add_argument("--pcp", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--seconds", type=float, default=0.4, help="measured for each cell")
     parser.add_argument("--full", action="store_true", help="pad decode batches as FULL does")
+    parser.add_argument("--steady", action="store_true", help="repeat one batch")
     options = parser.parse_args()
     torch.set_num_threads(1)
     sizes = [(pcp, dcp) for pcp in options.pcp for dcp in (1, pcp)]
     print(f"{'ms: median (p10-p90)':26}" + "".join(f"pcp {p} dcp {d:<14}" for p, d in sizes))
     with torch.inference_mode():
         for name, (num_decodes, num_prefills) in BATCHES.items():
-            batch = global_batch(num_decodes, num_prefills)
-            cells = [cell(sample(batch, *s, options.seconds, full=options.full)) for s in sizes]
+            batches = [
+                global_batch(num_decodes, num_prefills, spare)
+                for spare in ((0,) if options.steady else (0, 1))
+            ]
+            cells = [cell(sample(batches, *s, options.seconds, full=options.full)) for s in sizes]
             print(f"{name:26}" + "".join(f"{text:24}" for text in cells), flush=True)
 
 

@@ -9,7 +9,7 @@ P = pcp_world_size; L = tokens of a rank after padding to the common count; T = 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -22,32 +22,23 @@ from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_config import validate_config
 from pcpbench.pcp_partition import (
     Layout,
+    RankSegment,
     RowGrid,
     build_layout,
+    rank_segments,
     replicated_requests,
     row_grid,
 )
 from pcpbench.pcp_rows import LocalRows, local_rows
 from pcpbench.records import BoolArray, IntArray
 
-
-@dataclass(frozen=True)
-class RankSegment:
-    """A run of one request's tokens on one rank.
-
-    global_batch_req_idx: the request's row in the global batch. global_batch_slice: its tokens
-    there. rank_local_batch_slice: the same tokens in the rank's batch.
-    """
-
-    global_batch_req_idx: int
-    global_batch_slice: slice
-    rank_local_batch_slice: slice
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of the run."""
-        length: int = self.global_batch_slice.stop - self.global_batch_slice.start
-        return length
+__all__ = [
+    "PCPManager",
+    "RankSegment",
+    "descriptor_padding",
+    "maybe_partition_pcp_batch",
+    "validate_config",
+]
 
 
 class PCPManager:
@@ -86,6 +77,7 @@ class PCPManager:
         self._staging = HostStaging(device)
         self._global_batch: InputBatch | None = None
         self._layout: Layout | None = None
+        self._planned: tuple[object, tuple[Layout, LocalRows]] | None = None
         self._nothing = torch.zeros(0, dtype=torch.int32, device=device)
         self.hidden_restore_idx = self.padded_gather_idx = self._nothing
         self.gathered_kv_write_mask = torch.zeros(0, dtype=torch.bool, device=device)
@@ -195,16 +187,39 @@ class PCPManager:
         Raises RuntimeError for FULL with a prefill, ValueError when the descriptor holds fewer rows
         or tokens than a rank needs, whichever rank that is, or the buffers fewer than this one.
         """
-        num_tokens_padded, num_reqs_padded = descriptor_padding(batch_desc)
         if batch_desc.cg_mode is CUDAGraphMode.FULL and input_batch.has_prefill:
             raise RuntimeError(
                 f"{batch_desc.label} was chosen for a batch with a prefill, which PCP cuts over "
                 "ranks; only decode batches can run as FULL"
             )
-        num_reqs = input_batch.num_reqs
-        grid = self._row_grid(
-            input_batch.num_scheduled_tokens[:num_reqs], input_batch.is_prefilling_np[:num_reqs]
+        layout, rows = self._plan(input_batch, batch_desc)
+        local = self._stage(input_batch, layout, rows)
+        self._global_batch, self._layout = input_batch, layout
+        self.row_req_index, self.row_start = rows.request, rows.start
+        return local
+
+    def _plan(
+        self, batch: InputBatch, batch_desc: BatchExecutionDescriptor
+    ) -> tuple[Layout, LocalRows]:
+        """The layout of a step and this rank's rows of it.
+
+        Both follow from query lengths, phases and padding alone, and a decode batch repeats these
+        until a request comes or goes: the last answer is kept and given again for equal values.
+        """
+        num_tokens_padded, num_reqs_padded = descriptor_padding(batch_desc)
+        query_lens = batch.num_scheduled_tokens[: batch.num_reqs]
+        is_prefilling = batch.is_prefilling_np[: batch.num_reqs]
+        starts = batch.query_start_loc_np[: batch.num_reqs + 1]
+        key = (
+            num_tokens_padded,
+            num_reqs_padded,
+            query_lens.tobytes(),
+            is_prefilling.tobytes(),
+            starts.tobytes(),
         )
+        if self._planned is not None and self._planned[0] == key:
+            return self._planned[1]
+        grid = self._row_grid(query_lens, is_prefilling)
         if num_reqs_padded is not None:
             most_rows = max(1, int(grid.rows_per_rank().max()))
             if num_reqs_padded < most_rows:
@@ -212,12 +227,10 @@ class PCPManager:
                     f"{batch_desc.label} has {num_reqs_padded} rows, and a PCP rank needs "
                     f"{most_rows}"
                 )
-        layout = build_layout(grid, input_batch.query_start_loc_np, num_tokens_padded)
-        rows = local_rows(layout, self.pcp_rank, input_batch, num_reqs_padded)
-        local = self._stage(input_batch, layout, rows)
-        self._global_batch, self._layout = input_batch, layout
-        self.row_req_index, self.row_start = rows.request, rows.start
-        return local
+        layout = build_layout(grid, starts, num_tokens_padded)
+        rows = local_rows(layout, self.pcp_rank, query_lens, num_reqs_padded)
+        self._planned = (key, (layout, rows))
+        return layout, rows
 
     def _stage(self, batch: InputBatch, layout: Layout, rows: LocalRows) -> InputBatch:
         """Write the rank's rows into the local buffers: one copy to the device, then gathers."""
@@ -225,15 +238,15 @@ class PCPManager:
         num_reqs, num_rows = rows.num_reqs, rows.num_reqs_padded
         buffers = self._input_buffers or InputBuffers(num_rows, num_padded, self.device)
         buffers.check_room(num_rows, num_padded)
-        begin = self.pcp_rank * num_padded
-        mine, idx_mapping, starts, request, tokens_after, gather_idx, restore_idx = (
+        slots = batch.idx_mapping_np[rows.request]
+        starts, request, tokens_after, mine, idx_mapping, gather_idx, restore_idx = (
             self._staging.send(
                 (
-                    layout.padded_gather_idx[begin : begin + num_tokens],
-                    rows.idx_mapping,
                     rows.query_start_loc,
                     rows.request,
                     rows.tokens_after,
+                    rows.gather_idx,
+                    slots,
                     layout.padded_gather_idx,
                     layout.hidden_restore_idx,
                 )
@@ -256,7 +269,7 @@ class PCPManager:
                 real.seq_lens.sub_(tokens_after)
         self.padded_gather_idx, self.hidden_restore_idx = gather_idx, restore_idx
         self.gathered_kv_write_mask = to_device(layout.gathered_kv_write_mask, self.device)
-        return rows.batch(views, idx_mapping, self._nothing)
+        return rows.batch(batch, views, idx_mapping, slots, self._nothing)
 
     def prepare_inputs_to_capture(self, input_batch: InputBatch) -> InputBatch:
         """The same batch as slices of the persistent rank-local buffers (SPEC 6)."""
@@ -334,18 +347,7 @@ class PCPManager:
 
     def rank_segments(self) -> list[RankSegment]:
         """This rank's rows of the last partition as slices; for people and tests, not for steps."""
-        starts = self.global_batch.query_start_loc_np
-        segments = []
-        done = 0
-        layout, rank = self.layout, self.pcp_rank
-        rows = zip(layout.request[rank], layout.start[rank], layout.length[rank], strict=True)
-        for request, start, length in ((int(a), int(b), int(n)) for a, b, n in rows if n):
-            first = int(starts[request]) + start
-            segments.append(
-                RankSegment(request, slice(first, first + length), slice(done, done + length))
-            )
-            done += length
-        return segments or [RankSegment(0, slice(0, 0), slice(0, 0))]
+        return rank_segments(self.layout, self.pcp_rank, self.global_batch.query_start_loc_np)
 
 
 def descriptor_padding(batch_desc: BatchExecutionDescriptor) -> tuple[int | None, int | None]:

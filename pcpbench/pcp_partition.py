@@ -9,11 +9,31 @@ count, C columns of a rank's line in the grid.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pcpbench.records import BoolArray, IntArray
+
+
+@dataclass(frozen=True)
+class RankSegment:
+    """A run of one request's tokens on one rank.
+
+    global_batch_req_idx: the request's row in the global batch. global_batch_slice: its tokens
+    there. rank_local_batch_slice: the same tokens in the rank's batch.
+    """
+
+    global_batch_req_idx: int
+    global_batch_slice: slice
+    rank_local_batch_slice: slice
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the run."""
+        length: int = self.global_batch_slice.stop - self.global_batch_slice.start
+        return length
 
 
 class RowGrid(NamedTuple):
@@ -42,7 +62,7 @@ class RowGrid(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """A step over all ranks, padded to L tokens each.
+    """A step over all ranks, padded to L tokens each. Read-only arrays.
 
     request, start, length: the grid's, [P, C - 1]. tokens_per_rank: [P]. num_tokens_padded: L.
     padded_gather_idx: [P * L], the global token at each place of the gathered batch, 0 in padding.
@@ -193,6 +213,8 @@ def build_layout(
     (writers,) = mask.nonzero()
     restore = np.empty(len(writers), dtype=np.int64)
     restore[gather[writers]] = writers
+    for array in (grid.request, grid.start, grid.length, gather, mask, restore):
+        array.setflags(write=False)
     return Layout(
         request=grid.request[:, :-1],
         start=grid.start[:, :-1],
@@ -203,3 +225,17 @@ def build_layout(
         gathered_kv_write_mask=mask,
         hidden_restore_idx=restore,
     )
+
+
+def rank_segments(layout: Layout, rank: int, query_start_loc: IntArray) -> list[RankSegment]:
+    """One rank's rows as slices, one Python object each: for people and tests, not for steps."""
+    rows = zip(layout.request[rank], layout.start[rank], layout.length[rank], strict=True)
+    segments = []
+    done = 0
+    for request, start, length in ((int(a), int(b), int(n)) for a, b, n in rows if n):
+        first = int(query_start_loc[request]) + start
+        segments.append(
+            RankSegment(request, slice(first, first + length), slice(done, done + length))
+        )
+        done += length
+    return segments or [RankSegment(0, slice(0, 0), slice(0, 0))]

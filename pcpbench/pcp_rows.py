@@ -17,50 +17,57 @@ from pcpbench.records import IntArray
 
 
 class LocalRows(NamedTuple):
-    """Rows of one rank (N of them, at least one; padded to num_reqs_padded).
+    """Rows of one rank (N of them, at least one; padded to num_reqs_padded). Read-only arrays.
 
     request, start, length [N]: which tokens of which global row. A rank with nothing to do holds
     one row of zero tokens, of request 0, whose start is -1. tokens_after [N]: tokens of the global
-    row's query past this row. idx_mapping [N]: request slots. query_start_loc
-    [num_reqs_padded + 1], padded entries equal num_tokens.
+    row's query past this row. tokens_before [N]: those ahead of it. gather_idx [num_tokens]: global
+    token at each place. query_start_loc [num_reqs_padded + 1], padded entries equal num_tokens.
     """
 
-    source: InputBatch
     request: IntArray
     start: IntArray
     length: IntArray
+    tokens_before: IntArray
     tokens_after: IntArray
-    idx_mapping: IntArray
+    gather_idx: IntArray
     query_start_loc: IntArray
     num_reqs: int
     num_reqs_padded: int
     num_tokens: int
     num_tokens_padded: int
 
-    def batch(self, views: BufferViews, idx_mapping: Tensor, no_logits: Tensor) -> InputBatch:
-        """The rank-local batch on these views of its buffers.
+    def batch(
+        self,
+        source: InputBatch,
+        views: BufferViews,
+        idx_mapping: Tensor,
+        slots: IntArray,
+        no_logits: Tensor,
+    ) -> InputBatch:
+        """The rank-local batch of a global one, on these views of its buffers.
 
         Lengths run through each row's last token: a chunk [4:6] of a query of 7 behind 10 computed
         tokens has seq_len 16, the whole query's 17 less the 1 token after it.
         """
-        source, request = self.source, self.request
+        request = self.request
         bound = np.zeros(self.num_reqs_padded, dtype=np.int32)
         if self.num_tokens:
             whole = source.seq_lens_cpu_upper_bound.numpy()
             bound[: self.num_reqs] = whole[request] - self.tokens_after
         prefill_len = source.prefill_len_np[request]
-        computed = source.num_computed_tokens_np[request] + self.start * (self.length > 0)
+        computed = source.num_computed_tokens_np[request] + self.tokens_before
         return InputBatch(
             req_ids=np.array(source.req_ids, dtype=object)[request].tolist(),
             num_reqs=self.num_reqs,
             num_reqs_after_padding=self.num_reqs_padded,
             idx_mapping=idx_mapping,
-            idx_mapping_np=self.idx_mapping,
-            num_scheduled_tokens=self.length,
+            idx_mapping_np=slots,
+            num_scheduled_tokens=self.length.copy(),
             num_tokens=self.num_tokens,
             num_tokens_after_padding=self.num_tokens_padded,
             query_start_loc=views.query_start_loc,
-            query_start_loc_np=self.query_start_loc,
+            query_start_loc_np=self.query_start_loc.copy(),
             seq_lens=views.seq_lens,
             seq_lens_cpu_upper_bound=torch.from_numpy(bound),
             num_computed_tokens_np=computed,
@@ -77,7 +84,7 @@ class LocalRows(NamedTuple):
 
 
 def local_rows(
-    layout: Layout, rank: int, source: InputBatch, num_reqs_padded: int | None
+    layout: Layout, rank: int, num_scheduled_tokens: IntArray, num_reqs_padded: int | None
 ) -> LocalRows:
     """Cut one rank's rows out of a layout; num_reqs_padded: its own rows when None."""
     (columns,) = layout.length[rank].nonzero()
@@ -91,16 +98,20 @@ def local_rows(
     starts[0] = 0
     starts[num_reqs + 1 :] = num_tokens
     length.cumsum(out=starts[1 : num_reqs + 1])
-    return LocalRows(
-        source=source,
+    begin = rank * layout.num_tokens_padded
+    rows = LocalRows(
         request=request,
         start=start,
         length=length,
-        tokens_after=source.num_scheduled_tokens[request] - start - length,
-        idx_mapping=source.idx_mapping_np[request],
+        tokens_before=start.clip(min=0),
+        tokens_after=num_scheduled_tokens[request] - start - length,
+        gather_idx=layout.padded_gather_idx[begin : begin + num_tokens],
         query_start_loc=starts,
         num_reqs=num_reqs,
         num_reqs_padded=num_rows,
         num_tokens=num_tokens,
         num_tokens_padded=layout.num_tokens_padded,
     )
+    for array in rows[:7]:
+        array.setflags(write=False)
+    return rows

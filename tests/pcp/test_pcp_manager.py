@@ -127,7 +127,8 @@ def test_device_tensors_do_not_follow_the_host_arrays(pcp_stand, none_desc):
     manager = stand.managers[0]
     batch = stand.batch([1, 1, 9], [0, 0, 1], [3, 4, 0])
     local = manager.partition_batch(batch, none_desc)
-    host = (local.idx_mapping_np, local.query_start_loc_np, manager.row_req_index)
+    layout = manager.layout
+    host = (local.idx_mapping_np, local.query_start_loc_np, local.num_scheduled_tokens)
     device = (
         local.idx_mapping,
         local.query_start_loc,
@@ -138,11 +139,44 @@ def test_device_tensors_do_not_follow_the_host_arrays(pcp_stand, none_desc):
     before = [tensor.clone() for tensor in device]
     for array in (*host, batch.idx_mapping_np, batch.query_start_loc_np):
         array += 5
-    layout = manager.layout
-    for array in (layout.hidden_restore_idx, layout.padded_gather_idx):
-        array.fill(0)
-    layout.gathered_kv_write_mask.fill(False)
     assert all(torch.equal(a, b) for a, b in zip(device, before, strict=True))
+    # What a later step may be given again cannot be written to, nor seen through a tensor.
+    for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
+        array = getattr(layout, name)
+        assert not array.flags.writeable, name
+        assert not np.shares_memory(array, getattr(manager, name).numpy()), name
+    assert not manager.row_req_index.flags.writeable
+    again = manager.partition_batch(stand.batch([1, 1, 9], [0, 0, 1], [3, 4, 0]), none_desc)
+    assert again.query_start_loc_np.tolist() == again.query_start_loc.tolist() == [0, 1, 4]
+
+
+STEPS = [
+    ([1, 1, 1], [0, 0, 0], 4),
+    ([1, 1, 1], [0, 0, 0], 4),  # again
+    ([1, 1, 1], [0, 0, 1], 4),  # the same shape, another phase
+    ([1, 1, 1], [0, 0, 1], 6),  # more padding
+    ([2, 1], [0, 0], 6),  # the same tokens in fewer rows
+    ([1, 2], [0, 0], 6),
+    ([1, 1, 1], [0, 0, 0], 4),
+]
+
+
+def test_step_after_another_is_what_it_would_be_alone(pcp_stand):
+    used = pcp_stand(2)
+    for number, (lens, prefilling, padded) in enumerate(STEPS):
+        computed = [number + row for row in range(len(lens))]
+        fresh = pcp_stand(2)
+        for rank in (0, 1):
+            pair = []
+            for stand in (used, fresh):
+                stand.soil()
+                batch = stand.batch(lens, prefilling, computed)
+                manager = stand.managers[rank]
+                local = manager.partition_batch(batch, piecewise(padded))
+                _, slots = manager.prepare_attn(local)
+                values = {**vars(local), "slots": slots, "restore": manager.hidden_restore_idx}
+                pair.append({name: str(value) for name, value in values.items()})
+            assert pair[0] == pair[1], (number, rank)
 
 
 def test_lengths_follow_the_device_where_the_host_only_has_a_bound(pcp_stand, none_desc):

@@ -1,11 +1,13 @@
 """The partition over 1 to 8 ranks, with and without DCP, on batches that hypothesis thinks of.
 
-Every expectation is written out here in plain Python, one token at a time.
+Every expectation is written out here in plain Python, one token at a time. PCPBENCH_EXAMPLES=5000
+runs as many new examples of each property instead of the same 120.
 """
 
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 
 import pytest
@@ -111,8 +113,10 @@ def describe(case: Case) -> BatchExecutionDescriptor:
     )
 
 
+# The same examples on every run: a check that others rely on must not depend on luck.
 run = settings(
-    max_examples=120,
+    max_examples=int(os.environ.get("PCPBENCH_EXAMPLES", "120")),
+    derandomize="PCPBENCH_EXAMPLES" not in os.environ,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -189,8 +193,8 @@ def test_cover_restore_and_one_writer(partitioned, case):
         writers = manager.gathered_kv_write_mask
         assert sorted(gathered[writers].tolist()) == tokens
         assert not (writers & ~held).any()
-        again = batch.input_ids[manager.padded_gather_idx]
-        assert torch.equal(again[held], gathered[held])
+        again = batch.input_ids[manager.padded_gather_idx[held]]
+        assert torch.equal(again, gathered[held])
         for name in ("padded_gather_idx", "hidden_restore_idx", "gathered_kv_write_mask"):
             assert torch.equal(getattr(manager, name), getattr(first, name)), name
 
