@@ -130,7 +130,7 @@ def compare(
         ),
     ] = "teacher-forced",
     repetitions: Annotated[
-        int, typer.Option("--repetitions", help="Timed runs of each scenario and arm.")
+        int, typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only.")
     ] = 3,
     seed: Seed = 0,
     json: Annotated[

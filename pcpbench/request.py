@@ -187,8 +187,10 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.base == self.candidate:
             raise UsageError(f"both arms are {self.base!r}: name two different arms.")
         _one_of("--feed", self.feed, FEEDS)
-        if not 1 <= self.repetitions <= 1000:
-            raise UsageError(f"--repetitions is {self.repetitions}: use 1 to 1000.")
+        if not 0 <= self.repetitions <= 1000:
+            raise UsageError(
+                f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
+            )
         self.options.check()
 
 

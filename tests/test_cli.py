@@ -54,7 +54,7 @@ BAD_INPUT = [
     ("compare eager full --backend magic", 2, ["--backend is 'magic'"]),
     ("compare eager full --launcher mpi", 2, ["--launcher is 'mpi'", "inproc"]),
     ("compare eager full --feed maybe", 2, ["--feed is 'maybe'", "free-running"]),
-    ("compare eager full --repetitions 0", 2, ["--repetitions is 0"]),
+    ("compare eager full --repetitions -1", 2, ["--repetitions is -1"]),
     ("compare eager full --max-num-seqs 0", 2, ["--max-num-seqs is 0"]),
     ("compare eager full --seed -1", 2, ["--seed is -1"]),
     ("compare eager full --out full-directory", 2, ["--out", "full-directory"]),
@@ -154,6 +154,30 @@ def test_compare_leaves_its_files_and_json_is_all_of_stdout(place, capsys):
     assert full["coverable_full"] == full["coverable"] > 0
     steps = pd.read_csv(place / "run" / "steps.csv")
     assert len(steps) == summary["num_steps"].sum()
+
+
+def test_a_comparison_that_nothing_came_of_is_no_pass(place, capsys):
+    """Eight decodes on two ranks never fit a graph of one: the arm `full` never ran as asked."""
+    (place / "never.yaml").write_text(
+        "name: never\ndescription: d\nrequests: [{prompt_len: 4, output_len: 6, count: 8}]\n",
+        encoding="utf-8",
+    )
+    command = "compare eager full --scenario never.yaml --capture-sizes 1 --out run"
+    assert cli.run(command.split()) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "NOT COMPARED" in printed
+    assert "no step was served by FULL" in printed
+    manifest = json.loads((place / "run" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["outcome"] == "not compared"
+    assert manifest["exit_code"] == 3
+
+
+def test_judging_without_timing_gives_a_verdict_and_no_speed(place, capsys):
+    command = "compare eager full --scenario s2-capture-edges --repetitions 0 --json --out run"
+    assert cli.run(command.split()) == 0
+    scenario = json.loads(capsys.readouterr().out)["scenarios"][0]
+    assert scenario["outcome"] == "pass"
+    assert scenario["tpot_ratio"] is None
 
 
 def test_capture_shows_and_writes_every_graph(place, capsys):

@@ -134,4 +134,5 @@ def _trial(
 
 def _num_units(plan: ScenarioPlan, stand: Stand, repetitions: int) -> int:
     """Steps of all passes: each arm once under the judge, two arms timed and floored."""
-    return len(plan.steps) * (len(stand.arms) + 2 * (repetitions + NUM_FLOOR_PASSES))
+    timed = 2 * (repetitions + NUM_FLOOR_PASSES) if repetitions else 0
+    return len(plan.steps) * (len(stand.arms) + timed)
