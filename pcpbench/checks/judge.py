@@ -173,7 +173,15 @@ class ScenarioJudge:
             launch_ratio=ratio(base.launch, candidate.launch),
             notices=tuple(notices),
             wall_s=wall_s,
+            num_violations=self._num_violations(),
         )
+
+    def _num_violations(self) -> dict[str, int]:
+        """Contract id -> violations of it over all arms, those that were not kept included."""
+        totals: Counter[str] = Counter()
+        for (contract, _), count in self.counts.items():
+            totals[contract] += count
+        return dict(totals)
 
     def _check_record(
         self, step: StepPlan, name: str, record: StepRecord, records: Mapping[str, StepRecord]

@@ -74,11 +74,9 @@ class ArmTally:
         graphs = self.modes[CUDAGraphMode.FULL] + self.modes[CUDAGraphMode.PIECEWISE]
         if not mode.has_full_cudagraphs():
             return "" if graphs else f"{name}: no step was served by a PIECEWISE graph"
-        if self.modes[CUDAGraphMode.FULL]:
+        if self.modes[CUDAGraphMode.FULL] or (graphs and not self.coverable):
             return ""
         if self.decode_steps == 0:
-            if graphs:
-                return ""
             return f"{name}: the scenario has no decode step, so no FULL graph could run"
         why = (
             f"{self.coverable} of them fit a captured size"

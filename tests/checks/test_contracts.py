@@ -145,7 +145,7 @@ def test_c1_accepts_a_real_row_of_zero_on_a_rank_with_nothing_to_do(kit):
 @pytest.mark.parametrize(
     ("rank", "index", "value", "words"),
     [
-        (1, 4, 0, "falls from 2"),
+        (1, 4, 0, "query_start_loc falls from 2 at [3] to 0 at [4]"),
         (1, 3, 3, "query_start_loc[2:][1] is 3, expected 2"),
         (0, 1, 0, "start of a real row"),
     ],
@@ -532,8 +532,11 @@ def test_c10_wants_no_reason_of_a_padded_twin(kit):
 
 
 def test_c10_knows_varlen_and_multi_token_graphs(kit):
-    varlen = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 4, max_query_len=2)
-    assert at(kit, 1, varlen, (varlen,)) == []
+    for longest in (1, 2):
+        varlen = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 4, max_query_len=longest)
+        assert at(kit, 1, varlen, (varlen,)) == []
+    none = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 4, max_query_len=0)
+    assert "cannot serve" in at(kit, 1, none, (none,))[0]
     two_each = kit.full(4, query_len=2)
     assert at(kit, 1, kit.NONE, (two_each,), "no FULL graph with this query length") == []
 

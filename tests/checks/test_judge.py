@@ -255,9 +255,11 @@ def test_outputs_with_nothing_in_common_are_not_a_pass(kit):
             record, hidden=nothing, logits=nothing, sampled=np.zeros(0, int), sampled_req_ids=()
         )
 
-    result = Trial(kit).run(bare).finish()
+    trial = Trial(kit)
+    result = trial.run(bare, kv=kv_views(trial)).finish()
     assert result.outcome is Outcome.NOT_COMPARED
     assert "eager and reference have no output in common" in result.reasons
+    assert [drift.kind for drift in result.drifts] == ["padding", "capture"]
 
 
 def test_full_that_never_ran_full_is_not_a_pass(kit):

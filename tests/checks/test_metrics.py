@@ -123,3 +123,9 @@ def test_a_base_that_is_not_positive_has_no_ratio():
     assert len(paired(lost, dict.fromkeys(lost, 1.0))[0]) == 0
     assert len(paired({}, {})[0]) == 0
     assert np.isfinite(paired(base, dict.fromkeys(base, 1.0))[0]).all()
+
+
+def test_a_request_of_one_token_has_a_ttft_and_no_tpot(kit):
+    plan = kit.make_plan([3], 0)
+    times = arm_times(plan, timings("full", [2.0]), "full")
+    assert (times.ttft, times.tpot, times.itl) == ({("r0", 0): 2.0}, {}, {})
