@@ -1,0 +1,92 @@
+"""The kernel floor on a clock that only moves when told: no test here depends on real time."""
+
+import pytest
+import torch
+
+from pcpbench.device import clock as clock_module
+from pcpbench.device.clock import HostClock, _covered, one_thread
+
+_library = torch.library.Library("pcpbench_clock_test", "DEF")
+_library.define("work(Tensor x) -> Tensor")
+
+
+class FakeTime:
+    """Seconds that pass only in `spend`."""
+
+    def __init__(self):
+        self.seconds = 0.0
+
+    def perf_counter(self):
+        return self.seconds
+
+    def spend(self, seconds):
+        self.seconds += seconds
+
+
+FAKE = FakeTime()
+
+
+def _work(x):
+    FAKE.spend(5.0)
+    return x.clone()
+
+
+_library.impl("work", _work, "CompositeExplicitAutograd")
+
+
+@pytest.fixture
+def host_clock(monkeypatch):
+    clock = HostClock()
+    monkeypatch.setattr(clock_module, "time", FAKE)
+    clock.call_s = 0.0
+    return clock
+
+
+def test_time_in_kernels_is_floor_and_time_in_python_is_not(host_clock):
+    x = torch.ones(3)
+
+    def step():
+        FAKE.spend(100.0)
+        torch.ops.pcpbench_clock_test.work(x)
+        FAKE.spend(100.0)
+        torch.ops.pcpbench_clock_test.work(x)
+
+    assert host_clock.kernel_floor(step) == 10.0
+
+
+def test_the_bare_cost_of_a_call_is_no_kernel_time(host_clock):
+    host_clock.call_s = 2.0
+    x = torch.ones(3)
+    assert host_clock.kernel_floor(lambda: torch.ops.pcpbench_clock_test.work(x)) == 3.0
+    host_clock.call_s = 50.0
+    assert host_clock.kernel_floor(lambda: torch.ops.pcpbench_clock_test.work(x)) == 0.0
+
+
+def test_a_replay_is_floored_like_an_eager_step(host_clock):
+    """A graph's kernels reach the instrument one by one, or a replay would have no kernel time."""
+    from pcpbench.device.host_graph import HostGraphBackend
+
+    x, out = torch.ones(3), torch.zeros(3)
+    backend = HostGraphBackend()
+    graph, _ = backend.capture(
+        lambda: out.copy_(torch.ops.pcpbench_clock_test.work(x) + 1), backend.new_pool()
+    )
+    assert host_clock.kernel_floor(graph.replay) == 5.0
+    assert out.tolist() == [2.0] * 3
+
+
+def test_overlapping_kernels_count_once():
+    assert _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
+    assert _covered([(1.0, 5.0), (2.0, 3.0)]) == 4.0
+    assert _covered([]) == 0.0
+
+
+def test_one_thread_is_given_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with one_thread(torch.device("cpu")):
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
