@@ -130,7 +130,8 @@ def compare(
         ),
     ] = "teacher-forced",
     repetitions: Annotated[
-        int, typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only.")
+        int,
+        typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
     seed: Seed = 0,
     json: Annotated[

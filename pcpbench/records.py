@@ -31,6 +31,7 @@ class RankRecord:
     hidden_restore_idx [global tokens], gathered_kv_write_mask [T * pcp]: None without PCP.
     dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to the dispatcher.
     collectives: (kind, group, shape, dtype) in order of issue.
+    hidden, sampled: as in StepRecord, but this rank's own; None where the target has only one.
     """
 
     rank: int
@@ -54,6 +55,8 @@ class RankRecord:
     dispatch_num_reqs: int
     dispatch_num_tokens: int
     collectives: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = ()
+    hidden: NDArray[np.float32] | None = None
+    sampled: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from pcpbench.checks.drift import same_bits
 from pcpbench.checks.findings import StepView, mismatch
 from pcpbench.checks.oracle import RankExpectation
 from pcpbench.records import RankRecord, Violation
@@ -26,6 +27,26 @@ def check_partition(view: StepView) -> Iterator[Violation]:
             if message:
                 yield view.violation("C7", record.rank, tensor, message)
     yield from _check_cover(view)
+    yield from _check_outputs(view)
+
+
+def _check_outputs(view: StepView) -> Iterator[Violation]:
+    """Every rank samples from the whole batch: what they restored and sampled must be one thing.
+
+    Only rank 0's outputs are held against other arms; this makes them speak for all ranks.
+    """
+    for record in view.record.ranks[1:]:
+        for tensor in ("hidden", "sampled"):
+            own, first = getattr(record, tensor), getattr(view.record, tensor)
+            if own is None or same_bits(own, first):
+                continue
+            if own.shape != first.shape:
+                difference = f"has shape {list(own.shape)}, rank 0 has {list(first.shape)}"
+            else:
+                rows = np.flatnonzero((own != first).reshape(len(own), -1).any(axis=1))
+                at = "" if not len(rows) else f", first in row {int(rows[0])}"
+                difference = f"differs from that of rank 0 in {len(rows)} of {len(own)} rows{at}"
+            yield view.violation("C7", record.rank, tensor, f"restored {tensor} {difference}")
 
 
 def _counts(record: RankRecord, expected: RankExpectation) -> Iterator[tuple[str, str]]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pcpbench.engine.dispatcher import BatchCounts
 from pcpbench.engine.engine import Engine, StepOutput
-from pcpbench.engine.worker import Worker
+from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import StepPlan
 from pcpbench.records import AddressChange, RankRecord, StepRecord
@@ -33,9 +33,10 @@ def record_step(
     address_changes: what `moved_buffers` said before the step.
     """
     descriptor = output.decision.descriptor
+    outputs = output.sampled or (None,) * len(engine.workers)
     ranks = tuple(
-        _rank_record(worker, descriptor, counts)
-        for worker, counts in zip(engine.workers, output.counts, strict=True)
+        _rank_record(worker, descriptor, counts, sampled)
+        for worker, counts, sampled in zip(engine.workers, output.counts, outputs, strict=True)
     )
     empty = np.zeros((0, 0), dtype=np.float32)
     first = output.sampled[0] if output.sampled else None
@@ -71,7 +72,10 @@ def kv_arrays(engine: Engine) -> list[list[Tensor]]:
 
 
 def _rank_record(
-    worker: Worker, descriptor: BatchExecutionDescriptor, counts: BatchCounts
+    worker: Worker,
+    descriptor: BatchExecutionDescriptor,
+    counts: BatchCounts,
+    sampled: Sampled | None,
 ) -> RankRecord:
     batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
     assert batch is not None
@@ -108,6 +112,8 @@ def _rank_record(
         dispatch_num_reqs=counts.num_reqs,
         dispatch_num_tokens=counts.num_tokens,
         collectives=tuple(worker.groups.log),
+        hidden=None if sampled is None else _wide(sampled.hidden),
+        sampled=None if sampled is None else _host(sampled.tokens),
     )
 
 

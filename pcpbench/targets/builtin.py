@@ -12,8 +12,8 @@ from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.recorder import moved_buffers, record_step
-from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.model.presets import model_shape
+from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import AddressChange, Notice, StepRecord

@@ -62,7 +62,7 @@ def test_a_byte_order_mark_is_no_obstacle(tmp_path: Path) -> None:
     ("old", "new", "words"),
     [
         ("prompt_len: 5", "promt_len: 5", ["line 6", "requests[0].promt_len", "'prompt_len'"]),
-        ("max_num_seqs", "max_seqs", ["line 4", "limits.max_seqs", "the nearest is 'max_num_seqs'"]),
+        ("max_num_seqs", "max_seqs", ["line 4", "limits.max_seqs", "nearest is 'max_num_seqs'"]),
         ("limits:", "zzz:", ["line 3: zzz", "the keys here are name, description, requests"]),
         ("    output_len: 3\n", "", ["line 6", "requests[0] lacks the key 'output_len'"]),
         ("output_len: 3", "output_len: 0", ["line 7", "requests[0].output_len is 0", "from 1 to"]),

@@ -160,3 +160,19 @@ def test_a_graph_that_silently_runs_eagerly_is_named(bench, monkeypatch):
     assert result.outcome is Outcome.FAIL
     assert {v.contract for v in result.violations} == {"C10"}
     assert "no graph was launched" in result.violations[0].message
+
+
+def test_an_output_that_is_wrong_on_one_rank_only_is_named(bench, monkeypatch):
+    """Rank 0 is what other arms are held against; a rank that restores wrongly must not hide."""
+    restore = PCPManager.restore_hidden_states
+
+    def faulty(self, hidden_states):
+        restored = restore(self, hidden_states)
+        return restored.roll(1, 0) if self.pcp_rank == 1 else restored
+
+    trial = bench(SCENARIO)
+    monkeypatch.setattr(PCPManager, "restore_hidden_states", faulty)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert {(v.contract, v.rank) for v in result.violations} == {("C7", 1)}
+    assert {v.tensor for v in result.violations} >= {"hidden"}
