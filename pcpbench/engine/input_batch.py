@@ -162,23 +162,15 @@ class InputBatch:
         lengths and input ids from the device's state. Raises ValueError for a step without requests
         or one that does not fit the buffers.
         """
-        num_reqs, device = len(scheduled), input_buffers.device
-        facts = np.array(
-            [
-                (r.num_scheduled_tokens, r.num_computed_tokens, r.prefill_len, r.num_draft_tokens)
-                for r in scheduled
-            ],
-            dtype=np.int32,
-        ).reshape(num_reqs, 4)
-        query_lens, computed, prefill_len, num_drafts = facts.T.copy()
+        num_reqs = len(scheduled)
+        query_lens, computed, prefill_len, num_drafts = _host_facts(scheduled)
         slots = np.array([state.req_id_to_index[r.req_id] for r in scheduled], dtype=np.int32)
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(query_lens, out=starts[1:])
+        starts = _starts(query_lens)
         num_tokens = int(starts[-1])
         input_buffers.check_room(num_reqs, num_tokens)
         if not num_reqs:
             raise ValueError("a step without requests has no batch: run a dummy step")
-        idx_mapping = to_device(slots, device)
+        idx_mapping = to_device(slots, input_buffers.device)
         views = input_buffers.views(num_reqs, num_tokens)
         input_buffers.query_start_loc[num_reqs + 1 :].fill_(num_tokens)
         views.query_start_loc.copy_(torch.from_numpy(starts))
@@ -241,15 +233,12 @@ class InputBatch:
                 f"a dummy batch of {num_reqs} rows and {num_tokens} tokens: it needs a row, and a "
                 "token for each row"
             )
-        query_lens = np.full(num_reqs, num_tokens // num_reqs, dtype=np.int32)
-        remainder = num_tokens % num_reqs
-        query_lens[num_reqs - remainder :] += 1
+        query_lens = _spread(num_tokens, num_reqs)
         if max_query_len is not None and query_lens[-1] > max_query_len:
             raise ValueError(
                 f"{num_tokens} tokens over {num_reqs} rows need queries longer than {max_query_len}"
             )
-        starts = np.zeros(num_reqs + 1, dtype=np.int32)
-        np.cumsum(query_lens, out=starts[1:])
+        starts = _starts(query_lens)
         views, device = input_buffers.views(num_reqs, num_tokens), input_buffers.device
         views.input_ids.zero_()
         views.positions.zero_()
@@ -284,6 +273,29 @@ class InputBatch:
             logits_indices=views.query_start_loc[1:].long().sub_(1),
             max_query_len=max_query_len,
         )
+
+
+def _host_facts(scheduled: Sequence[ScheduledRequest]) -> IntArray:
+    """Tokens scheduled, tokens computed, prefill_len and draft tokens, int32 [4, num_reqs]."""
+    facts = [
+        (r.num_scheduled_tokens, r.num_computed_tokens, r.prefill_len, r.num_draft_tokens)
+        for r in scheduled
+    ]
+    return np.array(facts, dtype=np.int32).reshape(len(facts), 4).T.copy()
+
+
+def _starts(query_lens: IntArray) -> IntArray:
+    """query_start_loc of these queries: lengths 2, 0, 3 start at 0, 2, 2 and end at 5."""
+    starts = np.zeros(len(query_lens) + 1, dtype=np.int32)
+    np.cumsum(query_lens, out=starts[1:])
+    return starts
+
+
+def _spread(num_tokens: int, num_reqs: int) -> IntArray:
+    """Even query lengths, the remainder over the last rows."""
+    query_lens = np.full(num_reqs, num_tokens // num_reqs, dtype=np.int32)
+    query_lens[num_reqs - num_tokens % num_reqs :] += 1
+    return query_lens
 
 
 def pad_batch(
