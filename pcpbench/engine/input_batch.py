@@ -247,14 +247,13 @@ class InputBatch:
         input_buffers.query_start_loc[num_reqs + 1 :].fill_(num_tokens)
         views.seq_lens.copy_(torch.from_numpy(query_lens))
         input_buffers.seq_lens[num_reqs:].zero_()
-        rows = np.arange(num_reqs, dtype=np.int32)
         nothing = np.zeros(num_reqs, dtype=np.int32)
         return cls(
             req_ids=[f"dummy-{row}" for row in range(num_reqs)],
             num_reqs=num_reqs,
             num_reqs_after_padding=num_reqs,
             idx_mapping=torch.arange(num_reqs, dtype=torch.int32, device=device),
-            idx_mapping_np=rows,
+            idx_mapping_np=np.arange(num_reqs, dtype=np.int32),
             num_scheduled_tokens=query_lens,
             num_tokens=num_tokens,
             num_tokens_after_padding=num_tokens,
