@@ -20,7 +20,7 @@ app = typer.Typer(
     name="pcpbench",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="markdown",
+    rich_markup_mode=None,  # rich alone would take a third of the time that --help may take
     pretty_exceptions_enable=False,
     help="Do captured graphs under context parallelism still compute what eager computes? "
     "And what do they save?",
@@ -52,7 +52,7 @@ Out = Annotated[
 ]
 
 
-@app.command(epilog="Example: `pcpbench capture --mode full_decode_only --pcp 2`")
+@app.command(epilog="Example: pcpbench capture --mode full_decode_only --pcp 2")
 def capture(
     mode: Annotated[
         str,
@@ -100,7 +100,7 @@ def capture(
     raise typer.Exit(run_capture(request))
 
 
-@app.command(epilog="Example: `pcpbench compare eager full --pcp 2 --scenario s1-grow-shrink`")
+@app.command(epilog="Example: pcpbench compare eager full --pcp 2 --scenario s1-grow-shrink")
 def compare(
     base: Annotated[str, typer.Argument(help="Arm to compare with.")],
     candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
@@ -133,6 +133,13 @@ def compare(
         int,
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
+    check: Annotated[
+        str,
+        typer.Option(
+            "--check",
+            help="quick: what one run shows; full: also second replays and poisoned runs.",
+        ),
+    ] = "quick",
     seed: Seed = 0,
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")
@@ -165,6 +172,7 @@ def compare(
         ),
         feed=feed,
         repetitions=repetitions,
+        checks=check,
         json=json,
         out=out,
     )
@@ -173,7 +181,7 @@ def compare(
     raise typer.Exit(run_compare(request))
 
 
-@app.command(epilog="Example: `pcpbench doctor`")
+@app.command(epilog="Example: pcpbench doctor")
 def doctor() -> None:
     """Show versions, devices and backends, and what can and cannot run here and why."""
     from pcpbench.doctor import run_doctor
@@ -181,7 +189,7 @@ def doctor() -> None:
     raise typer.Exit(run_doctor())
 
 
-@scenarios_app.command("list", epilog="Example: `pcpbench scenarios list`")
+@scenarios_app.command("list", epilog="Example: pcpbench scenarios list")
 def scenarios_list() -> None:
     """List the shipped scenarios."""
     from pcpbench.scenario_commands import show_list
@@ -189,7 +197,7 @@ def scenarios_list() -> None:
     show_list()
 
 
-@scenarios_app.command("show", epilog="Example: `pcpbench scenarios show s1-grow-shrink`")
+@scenarios_app.command("show", epilog="Example: pcpbench scenarios show s1-grow-shrink")
 def scenarios_show(
     scenario: Annotated[str, typer.Argument(help="Shipped name or YAML file.")],
 ) -> None:
@@ -199,7 +207,7 @@ def scenarios_show(
     show_one(scenario)
 
 
-@scenarios_app.command("validate", epilog="Example: `pcpbench scenarios validate mine.yaml`")
+@scenarios_app.command("validate", epilog="Example: pcpbench scenarios validate mine.yaml")
 def scenarios_validate(
     files: Annotated[list[str], typer.Argument(help="YAML files or shipped names.")],
 ) -> None:
@@ -209,7 +217,7 @@ def scenarios_validate(
     validate(files)
 
 
-@scenarios_app.command("schema", epilog="Example: `pcpbench scenarios schema > scenario.json`")
+@scenarios_app.command("schema", epilog="Example: pcpbench scenarios schema > scenario.json")
 def scenarios_schema() -> None:
     """Print the JSON Schema of a scenario file."""
     from pcpbench.scenario_commands import show_schema
@@ -233,9 +241,10 @@ def run(arguments: list[str]) -> int:
     except typer.Exit as stop:
         return stop.exit_code
     except typer.TyperException as error:
-        # Shown when no command was given: the error's text is the whole help.
-        is_help = type(error).__name__ == "NoArgsIsHelpError"
-        return _complain("name a command." if is_help else _text(error), 2)
+        if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
+            print(_text(error), file=sys.stderr)
+            return _complain("name a command.", 2)
+        return _complain(_text(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except BrokenPipeError:

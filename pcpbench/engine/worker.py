@@ -153,9 +153,9 @@ class Worker:
         query_lens = batch.num_scheduled_tokens
         num_reqs, num_tokens = batch.num_reqs, batch.num_tokens
         if self.pcp_manager is not None:
-            args = (query_lens, batch.is_prefilling_np)
-            num_reqs = self.pcp_manager.get_num_reqs_for_dispatch(*args)
-            num_tokens = self.pcp_manager.get_num_tokens_for_dispatch(*args)
+            num_reqs, num_tokens = self.pcp_manager.get_counts_for_dispatch(
+                query_lens, batch.is_prefilling_np
+            )
         longest = int(query_lens.max())
         uniform = longest if longest == query_lens.min() and not batch.has_prefill else None
         return BatchCounts(num_reqs, num_tokens, uniform, batch.has_prefill, longest)

@@ -17,7 +17,7 @@ from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
 from pcpbench.targets.protocol import Arm
 
-NUM_FLOOR_PASSES = 2
+NUM_FLOOR_PASSES = 1
 MAX_FLOOR_STEPS = 12
 """Steps of a scenario whose kernel floor is measured, spread evenly over those that compute."""
 
