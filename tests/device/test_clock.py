@@ -75,6 +75,22 @@ def test_a_replay_is_floored_like_an_eager_step(host_clock):
     assert out.tolist() == [2.0] * 3
 
 
+def test_a_floor_leaves_everything_as_one_run_leaves_it(host_clock):
+    """The kernels are issued again and again; cursors must not run away, nor indices go astray."""
+    cursor, table, out = torch.zeros(2, dtype=torch.int64), torch.arange(10.0), torch.zeros(2)
+
+    def step():
+        index = cursor + 2
+        index.mul_(3)  # an index that is changed in place, and used after
+        torch.index_select(table, 0, index, out=out)
+        cursor.add_(1)
+
+    with torch.inference_mode():
+        host_clock.kernel_floor(step)
+    assert cursor.tolist() == [1, 1]
+    assert out.tolist() == [6.0, 6.0]
+
+
 def test_overlapping_kernels_count_once():
     assert _covered([(0.0, 2.0), (1.0, 3.0), (5.0, 6.0)]) == 4.0
     assert _covered([(1.0, 5.0), (2.0, 3.0)]) == 4.0
