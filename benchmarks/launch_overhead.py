@@ -1,43 +1,46 @@
 """Does launch overhead mean something? Plants known costs in a step and reads them back.
 
-Four engines run the same steps side by side: as it is, with 100 us of Python, with a kernel of
-200 us, and with both. Python must appear in launch overhead and not in kernel time, the kernel the
-other way round. Prints medians over the steps that were measured, with their spread.
+One engine runs the steps of a scenario over and over: as it is, with 100 us of Python in each step,
+with a kernel of 200 us, and with both, in turn. Python must appear in launch overhead and not in
+kernel time, the kernel the other way round. One engine, because two equal ones differ by tens of
+microseconds for where their memory lies. Walls and floors are the least of all repetitions, as in
+a compare. Prints what was read back, with the standard error.
 
-Run: python benchmarks/launch_overhead.py [--repetitions N]
+Run: python benchmarks/launch_overhead.py [--repetitions N] [--scenario NAME]
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import time
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 
-from pcpbench.checks.metrics import arm_times
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.engine import StepOutput
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
-from pcpbench.plan import StepPlan
+from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.session.stand import StandBuilder
-from pcpbench.session.timing import time_arms
+from pcpbench.session.timing import floor_steps
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
 
 PYTHON_S, KERNEL_S = 100e-6, 200e-6
 PLANTED = {
-    "as it is": (0.0, 0.0),
-    "+100 us Python": (PYTHON_S, 0.0),
-    "+200 us kernel": (0.0, KERNEL_S),
-    "+both": (PYTHON_S, KERNEL_S),
+    "nothing": (0.0, 0.0),
+    "100 us Python": (PYTHON_S, 0.0),
+    "200 us kernel": (0.0, KERNEL_S),
+    "both": (PYTHON_S, KERNEL_S),
 }
+NUM_FLOOR_PASSES = 5
 CPU = torch.device("cpu")
 
 _library = torch.library.Library("pcpbench_benchmarks", "DEF")
@@ -57,60 +60,100 @@ def _wait(x: torch.Tensor, seconds: float) -> None:
 _library.impl("wait", _wait, "CompositeExplicitAutograd")
 
 
-def plant(arm: BuiltinArm, python_s: float, kernel_s: float) -> None:
-    """Add Python and a kernel to every step of an arm that schedules something."""
-    execute, token = arm.engine.execute, torch.zeros(1)
+class Planted:
+    """An arm whose steps cost more by what `costs` says: (Python, kernel) in seconds."""
 
-    def slower(step: StepPlan, forced: Sequence[int] | None = None) -> StepOutput:
-        if step.scheduled and python_s:
+    def __init__(self, arm: BuiltinArm) -> None:
+        self.arm, self.costs = arm, (0.0, 0.0)
+        self._token, self._execute = torch.zeros(1), arm.engine.execute
+        arm.engine.execute = self._slower  # type: ignore[method-assign]
+
+    def _slower(self, step: StepPlan, forced: Sequence[int] | None = None) -> StepOutput:
+        python_s, kernel_s = self.costs
+        if python_s:
             spin(python_s)
-        if step.scheduled and kernel_s:
-            torch.ops.pcpbench_benchmarks.wait(token, kernel_s)
-        return execute(step, forced)
-
-    arm.engine.execute = slower  # type: ignore[method-assign]
+        if kernel_s:
+            torch.ops.pcpbench_benchmarks.wait(self._token, kernel_s)
+        return self._execute(step, forced)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=7)
+    parser.add_argument("--repetitions", type=int, default=20)
     parser.add_argument("--scenario", default="s2-capture-edges")
     arguments = parser.parse_args()
-    with one_thread(CPU):
-        for like in ("eager", "full"):
-            measure(like, arguments.scenario, arguments.repetitions)
-
-
-def measure(like: str, scenario: str, repetitions: int) -> None:
-    """Time four engines of one arm side by side and print what was planted against what is seen."""
     options = EngineOptions()
     vocab_size = model_shape(options.model).vocab_size
-    plan = make_plan(load_scenario(scenario), vocab_size=vocab_size)
+    plan = make_plan(load_scenario(arguments.scenario), vocab_size=vocab_size)
+    with one_thread(CPU):
+        for like in ("eager", "full"):
+            measure(like, build(like, plan, options), plan, arguments.repetitions)
+
+
+def build(like: str, plan: ScenarioPlan, options: EngineOptions) -> BuiltinArm:
     mode = ARM_MODES[like]
-    arms = tuple(
-        ArmSpec(f"{like} {name}", mode, replays=mode is not CUDAGraphMode.NONE) for name in PLANTED
-    )
-    ladder = Ladder(arms, (), arms[0].label, arms[1].label)
+    spec = ArmSpec(like, mode, replays=mode is not CUDAGraphMode.NONE)
     target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
-    stand = StandBuilder(target, ladder, options, "cpu").stand_for(plan)
-    for spec, costs in zip(arms, PLANTED.values(), strict=True):
-        plant(stand.arms[spec.label], *costs)
-    timings = time_arms(list(stand.arms.values()), plan, None, make_clock(CPU), repetitions)
-    times = {spec.label: arm_times(plan, timings, spec.label) for spec in arms}
-    base = times[arms[0].label]
-    print(f"\n{like}: differences to `as it is`, us a step, median [quartiles]")
-    print(f"{'planted':<24}{'launch overhead':>28}{'kernel time':>28}")
-    for spec in arms[1:]:
-        cells = []
-        for kind in ("launch", "kernel"):
-            ours, theirs = getattr(times[spec.label], kind), getattr(base, kind)
-            deltas = 1e6 * np.array([ours[key] - theirs[key] for key in theirs if key in ours])
-            low, middle, high = np.percentile(deltas, [25, 50, 75])
-            cells.append(f"{middle:+.1f} [{low:+.1f}, {high:+.1f}]")
-        print(f"{spec.label:<24}{cells[0]:>28}{cells[1]:>28}")
-    launch = 1e6 * np.median(list(base.launch.values()))
-    kernel = 1e6 * np.median(list(base.kernel.values()))
-    print(f"as it is: launch overhead {launch:.0f} us, kernel time {kernel:.0f} us a step")
+    stand = StandBuilder(target, Ladder((spec,), (), like, like), options, "cpu").stand_for(plan)
+    arm = stand.arms[like]
+    assert isinstance(arm, BuiltinArm)
+    return arm
+
+
+def measure(like: str, arm: BuiltinArm, plan: ScenarioPlan, repetitions: int) -> None:
+    """Time all variants in turn and print what was planted against what is read back."""
+    clock, planted = make_clock(CPU), Planted(arm)
+    names, chosen = list(PLANTED), floor_steps(plan)
+    walls: dict[str, dict[int, float]] = {name: {} for name in names}
+    floors: dict[str, dict[int, float]] = {name: {} for name in names}
+    gc.collect()
+    gc.disable()
+    for repetition in range(repetitions + NUM_FLOOR_PASSES):
+        is_floor = repetition >= repetitions
+        for turn in range(len(names)):
+            name = names[(turn + repetition) % len(names)]
+            planted.costs = PLANTED[name]
+            arm.start(plan)
+            for step in plan.steps:
+                start = clock.now()
+                if is_floor and step.index in chosen:
+                    seconds = clock.kernel_floor(lambda step=step: arm.execute(step))
+                    floors[name][step.index] = min(seconds, floors[name].get(step.index, seconds))
+                    continue
+                arm.execute(step)
+                seconds = clock.now() - start
+                if step.scheduled:
+                    walls[name][step.index] = min(seconds, walls[name].get(step.index, seconds))
+    gc.enable()
+    report(like, walls, floors)
+
+
+def report(
+    like: str, walls: dict[str, dict[int, float]], floors: dict[str, dict[int, float]]
+) -> None:
+    base = "nothing"
+    wall = 1e6 * np.median(list(walls[base].values()))
+    kernel = 1e6 * np.median(list(floors[base].values()))
+    print(f"\n{like}: a step takes {wall:.0f} us, of which kernels {kernel:.0f} us (medians)")
+    print(f"{'planted':<16}{'launch overhead, us':>22}{'kernel time, us':>22}")
+    for name in [name for name in PLANTED if name != base]:
+        in_wall, in_kernel = (deltas(one, name, base) for one in (walls, floors))
+        launch = np.median(in_wall) - np.median(in_kernel)
+        error = error_of_median(in_kernel)
+        both = np.hypot(error_of_median(in_wall), error)
+        kernels = f"{np.median(in_kernel):+.0f} +- {error:.0f}"
+        print(f"{name:<16}{f'{launch:+.0f} +- {both:.0f}':>22}{kernels:>22}")
+
+
+def deltas(samples: Samples, name: str, base: str) -> np.ndarray:
+    return 1e6 * np.array([samples[name][step] - samples[base][step] for step in samples[base]])
+
+
+def error_of_median(samples: np.ndarray) -> float:
+    """Standard error of a median, by 500 resamples."""
+    generator = np.random.default_rng(0)
+    draws = generator.choice(samples, size=(500, len(samples)))
+    return float(np.median(draws, axis=1).std())
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ dummy steps included. A token's time is the end of the step that sampled it.
     TPOT of a request = (last token time - first token time) / (output tokens - 1)
     ITL               = gap between successive tokens of a request
     TTFT              = first token time - start of the request's arrival step
-    launch overhead   = median over repetitions of a step's wall time - its kernel floor (CPU), or
+    launch overhead   = least wall time of a step over repetitions - its kernel floor (CPU), or
                         the median submit time (a device that runs behind the host)
     kernel floor      = median over the repetitions that measured it
 The arrival step is the first step that starts, on the scenario's clock, at or after the request's
@@ -130,9 +130,11 @@ def _add_requests(times: ArmTimes, requests: Mapping[str, RequestTimes], repetit
 def _add_launch(
     times: ArmTimes, index: int, timings: Sequence[StepTiming], async_device: bool
 ) -> None:
-    """One launch and one kernel sample a step (repetition 0: they are medians over repetitions).
+    """One launch and one kernel sample a step (repetition 0: they sum up the repetitions).
 
-    Wall times come from the repetitions that did not measure kernels, where there are any.
+    The floor is the least of several runs, so it is the least wall time that it is taken from: what
+    a busy machine adds to a step is no launch overhead. Wall times come from the repetitions that
+    did not measure kernels, where there are any.
     """
     kernels = [timing.kernel_s for timing in timings if timing.kernel_s is not None]
     plain = [timing for timing in timings if timing.kernel_s is None] or list(timings)
@@ -142,7 +144,7 @@ def _add_launch(
     if async_device and plain:
         times.launch[key] = float(np.median([timing.submit_s for timing in plain]))
     elif kernels and plain:
-        times.launch[key] = float(np.median([t.wall_s for t in plain])) - times.kernel[key]
+        times.launch[key] = min(t.wall_s for t in plain) - times.kernel[key]
 
 
 def paired(base: Samples, candidate: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

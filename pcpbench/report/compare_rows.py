@@ -187,7 +187,8 @@ def _time_cells(timings: Sequence[StepTiming], async_device: bool) -> dict[str, 
     kernel_s = _median(kernels)
     launch_s = submit_s
     if not async_device:
-        launch_s = None if wall_s is None or kernel_s is None else wall_s - kernel_s
+        least_s = min((timing.wall_s for timing in plain), default=None)
+        launch_s = None if least_s is None or kernel_s is None else least_s - kernel_s
     return {
         "num_repetitions": len(timings),
         "median_step_ms": ms(wall_s),
