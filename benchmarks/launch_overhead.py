@@ -128,6 +128,9 @@ def measure(like: str, arm: BuiltinArm, plan: ScenarioPlan, repetitions: int) ->
     report(like, walls, floors)
 
 
+Samples = dict[str, dict[int, float]]
+
+
 def report(
     like: str, walls: dict[str, dict[int, float]], floors: dict[str, dict[int, float]]
 ) -> None:
