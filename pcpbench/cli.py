@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check scenario files.")
 app.add_typer(scenarios_app, name="scenarios")
+faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
+app.add_typer(faults_app, name="faults")
 
 Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
@@ -95,6 +97,7 @@ def capture(
         ),
         out=out,
     )
+    request.options.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_capture
 
     raise typer.Exit(run_capture(request))
@@ -168,6 +171,7 @@ def compare(
         json=json,
         out=out,
     )
+    request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare
 
     raise typer.Exit(run_compare(request))
@@ -217,6 +221,55 @@ def scenarios_schema() -> None:
     show_schema()
 
 
+@faults_app.command("list", epilog="Example: pcpbench faults list")
+def faults_list() -> None:
+    """List the fault catalogue: name, class, contracts expected, what goes wrong."""
+    from pcpbench.session.faults import run_list
+
+    raise typer.Exit(run_list())
+
+
+@faults_app.command("run", epilog="Example: pcpbench faults run --fault stale-padded-seq-lens")
+def faults_run(
+    fault: Annotated[
+        list[str] | None, typer.Option("--fault", help="Name; repeatable. Default: all.")
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--scenario", help="Shipped name or YAML file; repeatable. Default: each fault's own."
+        ),
+    ] = None,
+    pcp: Annotated[
+        int | None,
+        typer.Option("--pcp", help="World for all faults; default: each fault's smallest."),
+    ] = None,
+    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.")] = None,
+    dcp: Annotated[int | None, typer.Option("--dcp", help="Decode context parallel size.")] = None,
+    interleave: Annotated[
+        int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
+    ] = None,
+    device: Device = "auto",
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as Markdown.")
+    ] = False,
+) -> None:
+    """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
+    from pcpbench.session.faults import FaultsRequest, run_faults
+
+    request = FaultsRequest(
+        faults=tuple(fault or ()),
+        scenarios=tuple(scenario or ()),
+        pcp=pcp,
+        tp=tp,
+        dcp=dcp,
+        interleave=interleave,
+        device=device,
+        markdown=markdown,
+    )
+    raise typer.Exit(run_faults(request))
+
+
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     sys.exit(run(sys.argv[1:]))
@@ -239,8 +292,10 @@ def run(arguments: list[str]) -> int:
         return _complain(_text(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
-    except BrokenPipeError:
-        return 3
+    except OSError as error:  # a closed pipe or a full disk under stdout is no verdict
+        return _complain(f"the output could not be written: {error}.", 3)
+    except SystemExit as stop:  # the console's own answer to a closed pipe
+        return 3 if stop.code == 1 else int(stop.code or 0)
     except Exception:
         traceback.print_exc()
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)

@@ -63,6 +63,10 @@ def check_dispatch(view: StepView) -> Iterator[Violation]:
         if record.descriptor != chosen:
             message = f"rank {record.rank} chose {record.descriptor.label}, step ran {chosen.label}"
             yield view.violation("C10", record.rank, "descriptor", message)
+    is_replay = chosen.cg_mode is not CUDAGraphMode.NONE and view.setup.padded_like is None
+    if is_replay and view.record.num_replays == 0:
+        message = f"{chosen.label} was chosen and no graph was launched: the step ran eagerly"
+        yield view.violation("C10", None, "descriptor", message)
     expected = view.expected
     if expected is None:
         return
@@ -84,9 +88,6 @@ def _check_counts(
 
 def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]:
     chosen, candidates = view.record.descriptor, view.setup.candidates
-    is_replay = chosen.cg_mode is not CUDAGraphMode.NONE and view.setup.padded_like is None
-    if is_replay and view.record.num_replays == 0:
-        yield f"{chosen.label} was chosen and no graph was launched: the step ran eagerly"
     counts = f"{expected.dispatch_num_reqs} rows and {expected.dispatch_num_tokens} tokens a rank"
     best = smallest_covering(candidates, expected)
     if chosen.cg_mode is CUDAGraphMode.NONE:

@@ -128,6 +128,7 @@ def _trial(
         dtype=request.options.dtype,
         teacher_forced=request.feed == "teacher-forced",
         repetitions=request.repetitions,
+        async_device=stand.is_async,
         on_step=progress.advance,
     )
 

@@ -20,13 +20,17 @@ from pcpbench.targets.protocol import Arm, Target
 
 @dataclass(frozen=True)
 class Stand:
-    """Arms by label, in the order in which they run a step, and what the judge must know."""
+    """Arms by label, in the order in which they run a step, and what the judge must know.
+
+    is_async: whether the device runs behind the host.
+    """
 
     arms: dict[str, Arm]
     setups: tuple[ArmSetup, ...]
     pairs: tuple[Pair, ...]
     base: str
     candidate: str
+    is_async: bool = False
 
 
 class StandBuilder:
@@ -81,7 +85,9 @@ class StandBuilder:
                 self._notices.update(dict.fromkeys(arm.notices))
             setups.append(_setup(spec, config, arm))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
-        return Stand(arms, tuple(setups), pairs, self._ladder.base, self._ladder.candidate)
+        is_async = self._device != "cpu"
+        ladder = self._ladder
+        return Stand(arms, tuple(setups), pairs, ladder.base, ladder.candidate, is_async)
 
 
 def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:

@@ -29,9 +29,11 @@ def time_arms(
     clock: Clock,
     repetitions: int,
     on_step: Callable[[], None] = lambda: None,
+    check: Callable[[Arm, StepPlan], None] = lambda arm, step: None,
 ) -> list[StepTiming]:
     """Run the scenario `repetitions` times on each arm and return the times of every step.
 
+    check: looks at what a timed step left, outside the timed stretch.
     forced: tokens to feed on, one list a step; None lets every arm go on with its own. kernel_s of
     each timing is the arm's kernel floor on that step, None where it was not measured.
     """
@@ -44,6 +46,7 @@ def time_arms(
             for number, step in enumerate(plan.steps):
                 for arm in _in_turn(arms, number + repetition):
                     wall_s, submit_s = _time_step(arm, step, _tokens(forced, number), clock)
+                    check(arm, step)
                     timings.append(
                         StepTiming(
                             arm=arm.label,

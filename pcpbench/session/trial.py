@@ -32,6 +32,7 @@ class Trial:
         dtype: str,
         teacher_forced: bool,
         repetitions: int,
+        async_device: bool = False,
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.stand, self.clock = plan, stand, clock
@@ -40,6 +41,7 @@ class Trial:
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
         self._tokens: list[list[int]] = []
+        self._judged: dict[tuple[str, int], list[int]] = {}
         self._judge = ScenarioJudge(
             plan,
             stand.setups,
@@ -48,17 +50,25 @@ class Trial:
             candidate=stand.candidate,
             dtype=dtype,
             teacher=self.teacher,
+            async_device=async_device,
         )
 
     def run(self) -> ScenarioResult:
         """Judge every step, then time base and candidate if nothing stopped them."""
         start = time.perf_counter()
+        self._find_unowned()
         broken = self._verify()
         if not broken and self.repetitions:
             arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
             forced = self._tokens if self.teacher is not None else None
             self.timings = time_arms(
-                arms, self.plan, forced, self.clock, self.repetitions, self.on_step
+                arms,
+                self.plan,
+                forced,
+                self.clock,
+                self.repetitions,
+                self.on_step,
+                self._check_timed,
             )
         return self._judge.finish(self.timings, wall_s=time.perf_counter() - start)
 
@@ -66,6 +76,41 @@ class Trial:
     def step_drifts(self) -> list[StepDrift]:
         """Worst drift of every step and pair of arms."""
         return list(self._judge.step_drifts)
+
+    def _find_unowned(self) -> None:
+        """Accuse graphs that touch memory which no persistent buffer owns (C8)."""
+        unowned = [
+            (arm, use)
+            for arm in self.stand.arms.values()
+            for use in arm.addresses
+            if use.name is None
+        ]
+        for arm, use in unowned:
+            message = (
+                f"{use.graph} uses memory that nobody owns: {list(use.shape)} {use.dtype} at "
+                f"{use.address:#x}, first by {use.op} at {use.source}"
+            )
+            self._accuse("C8", arm, self.plan.steps[0], "address", message)
+
+    def _check_timed(self, arm: Arm, step: StepPlan) -> None:
+        """A timed run of a step must sample what its judged run sampled (C14)."""
+        sampled, judged = arm.sampled(), self._judged[arm.label, step.index]
+        if sampled != judged:
+            message = f"a timed run sampled {sampled[:8]}, its judged run {judged[:8]}"
+            self._accuse("C14", arm, step, "sampled", message)
+
+    def _accuse(self, contract: str, arm: Arm, step: StepPlan, tensor: str, message: str) -> None:
+        self._judge.observe_failure(
+            Violation(
+                contract=contract,
+                arm=arm.label,
+                scenario=self.plan.scenario,
+                step=step.index,
+                rank=None,
+                tensor=tensor,
+                message=message,
+            )
+        )
 
     def _verify(self) -> bool:
         """Run all arms step by step under the judge; True when a step could not be finished."""
@@ -79,8 +124,9 @@ class Trial:
                     arm.execute(step, forced)
                     records[label] = arm.record(step, self.plan.scenario)
                 except MeasuredFailure as failure:
-                    self._judge.observe_failure(_as_violation(failure, arm, step, self.plan))
+                    self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
+                self._judged[label, step.index] = arm.sampled()
                 if label == self.teacher:
                     forced = arm.sampled()
                 self.on_step()
@@ -90,17 +136,3 @@ class Trial:
             self._judge.observe_kv(step, records, views)
             self.records.extend(records.values())
         return False
-
-
-def _as_violation(
-    failure: MeasuredFailure, arm: Arm, step: StepPlan, plan: ScenarioPlan
-) -> Violation:
-    return Violation(
-        contract=failure.contract,
-        arm=arm.label,
-        scenario=plan.scenario,
-        step=step.index,
-        rank=None,
-        tensor=failure.tensor,
-        message=str(failure),
-    )

@@ -176,3 +176,42 @@ def test_an_output_that_is_wrong_on_one_rank_only_is_named(bench, monkeypatch):
     assert result.outcome is Outcome.FAIL
     assert {(v.contract, v.rank) for v in result.violations} == {("C7", 1)}
     assert {v.tensor for v in result.violations} >= {"hidden"}
+
+
+def test_a_replay_that_goes_wrong_only_in_timed_passes_is_named(bench, monkeypatch):
+    """No speed without a passed comparison: the runs that are timed are held against the judged."""
+    from pcpbench.targets.builtin import BuiltinArm
+
+    trial, starts = bench("s2-capture-edges"), []
+    start, sampled = BuiltinArm.start, BuiltinArm.sampled
+
+    def counted(self, plan):
+        starts.append(self.label)
+        start(self, plan)
+
+    def faulty(self):
+        tokens = sampled(self)
+        late = self.label == "full" and starts.count("full") > 1
+        return [token + 1 for token in tokens] if late else tokens
+
+    monkeypatch.setattr(BuiltinArm, "start", counted)
+    monkeypatch.setattr(BuiltinArm, "sampled", faulty)
+    result = trial.run(repetitions=1)
+    assert result.outcome is Outcome.FAIL
+    assert {(v.contract, v.arm) for v in result.violations} == {("C14", "full")}
+    assert result.tpot_ratio is None
+
+
+def test_memory_that_nobody_owns_fails_a_compare_too(bench, monkeypatch):
+    from pcpbench.model.decoder import MLADecoder
+
+    forward, stray = MLADecoder.forward, torch.zeros(1)
+
+    async def faulty(self, input_ids, positions, context):
+        return (await forward(self, input_ids, positions, context)) + stray
+
+    monkeypatch.setattr(MLADecoder, "forward", faulty)
+    result = bench("s2-capture-edges").run()
+    assert result.outcome is Outcome.FAIL
+    assert {v.contract for v in result.violations} == {"C8"}
+    assert "nobody owns" in result.violations[0].message

@@ -1,0 +1,117 @@
+"""What a run of the fault catalogue found: frozen values that session builds and a report renders.
+
+Owns the verdicts and the exit code that follows from them. Knows no engine and no injection.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+
+class Verdict(Enum):
+    """Of one fault.
+
+    CAUGHT: an expected finding was there. MISNAMED: the run failed, by other findings only.
+    ESCAPED: the run passed. QUIET, ACCUSED: of an entry that must not be reported, and was not, or
+    was. CRASHED: the engine raised what is no finding. NOT_TRIGGERED: the injection never acted.
+    NOT_RUN: the world or scenario asked for lacks what the fault needs.
+    """
+
+    CAUGHT = "caught"
+    MISNAMED = "misnamed"
+    ESCAPED = "escaped"
+    QUIET = "quiet"
+    ACCUSED = "accused"
+    CRASHED = "crashed"
+    NOT_TRIGGERED = "not triggered"
+    NOT_RUN = "not run"
+
+
+GOOD = frozenset({Verdict.CAUGHT, Verdict.QUIET})
+NO_VERDICT = frozenset({Verdict.NOT_TRIGGERED, Verdict.NOT_RUN})
+
+
+class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of the catalogue in words.
+
+    class_id: such as `K01`. contracts: findings of which at least one must be there, sorted; empty
+    for an entry that must not be reported. world, scenario: where it is run by default.
+    """
+
+    name: str
+    class_id: str
+    description: str
+    reports: tuple[str, ...]
+    contracts: tuple[str, ...]
+    world: str
+    scenario: str
+
+
+class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault in one world and scenario.
+
+    fired: contract ids, and `partition drift` or `padding drift` where these left their budget.
+    detail: the first finding, or why there is no verdict.
+    """
+
+    fault: FaultInfo
+    world: str
+    scenario: str
+    fired: tuple[str, ...]
+    verdict: Verdict
+    detail: str
+    wall_s: float = 0.0
+
+
+class CleanRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The same world and scenario without a fault; accused: what was found all the same."""
+
+    world: str
+    scenario: str
+    accused: tuple[str, ...]
+    detail: str = ""
+    wall_s: float = 0.0
+
+
+class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One `pcpbench faults run`, in the order of the catalogue."""
+
+    runs: tuple[FaultRun, ...]
+    clean: tuple[CleanRun, ...]
+    wall_s: float = 0.0
+
+    @property
+    def judged(self) -> tuple[FaultRun, ...]:
+        """Runs that ended in a verdict."""
+        return tuple(run for run in self.runs if run.verdict not in NO_VERDICT)
+
+    @property
+    def num_faults(self) -> int:
+        """Judged entries that should have been caught."""
+        return sum(bool(run.fault.contracts) for run in self.judged)
+
+    @property
+    def num_caught(self) -> int:
+        """Those of them that were."""
+        return sum(run.verdict is Verdict.CAUGHT for run in self.judged)
+
+    @property
+    def num_false_alarms(self) -> int:
+        """Clean runs that were accused, noise-floor entries included."""
+        noise = sum(run.verdict is Verdict.ACCUSED for run in self.judged)
+        return noise + sum(bool(run.accused) for run in self.clean)
+
+    @property
+    def num_clean(self) -> int:
+        """Runs in which nothing was to be found."""
+        return len(self.clean) + len(self.judged) - self.num_faults
+
+    @property
+    def exit_code(self) -> int:
+        """0 all caught and no clean run accused, 1 otherwise, 3 without any verdict."""
+        if not self.judged:
+            return 3
+        bad = any(run.verdict not in GOOD for run in self.judged) or self.num_false_alarms
+        return 1 if bad else 0

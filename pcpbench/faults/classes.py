@@ -1,0 +1,89 @@
+"""Classes of faults that really happened, with public reports, and the worlds to inject them in.
+
+Owns class ids, titles and report numbers. K20 and K27 are named and have no fault yet: the engine
+has neither speculative decoding nor microbatches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from pcpbench.faults.fault import Fault, Setting, Site, planted
+
+
+class FaultClass(NamedTuple):
+    """A class: what it is, and public issues or pull requests of engines that had it."""
+
+    title: str
+    reports: tuple[str, ...]
+
+
+CLASSES: Final[dict[str, FaultClass]] = {
+    "K01": FaultClass("lengths of padding rows not neutral",
+                      ("sglang 1094", "sglang 1469", "vllm 38436")),
+    "K02": FaultClass("slots past the real tokens not PAD",
+                      ("vllm 21196", "vllm 36580", "vllm-ascend 5647")),
+    "K03": FaultClass("stale block rows", ("vllm-ascend 12040", "vllm-ascend 16300", "vllm 49757")),
+    "K05": FaultClass("null block holds garbage after capture", ("vllm 36939", "vllm 57156")),
+    "K06": FaultClass("dummy or idle step writes live state",
+                      ("vllm 39444", "vllm 56734", "vllm-ascend 15417")),
+    "K07": FaultClass("padding rows unwritten, or reaching real rows",
+                      ("vllm 37442", "vllm 37815", "vllm 57017")),
+    "K09": FaultClass("padded count used as the real one, or the reverse",
+                      ("vllm 34903", "vllm 36626", "vllm 23789")),
+    "K10": FaultClass("metadata re-created each step",
+                      ("vllm 36070", "vllm 33638", "vllm-ascend 8508")),
+    "K11": FaultClass("a workspace moves after capture",
+                      ("vllm 45487", "vllm 50386", "vllm 52553")),
+    "K15": FaultClass("long-lived state replaced", ("vllm 48941", "vllm 55013")),
+    "K16": FaultClass("host value or branch frozen at capture",
+                      ("vllm 51119", "torchtitan 3893")),
+    "K17": FaultClass("device-side plan not refreshed", ("TensorRT-LLM 18769", "sglang 37975")),
+    "K18": FaultClass("phase decided by shape alone", ("vllm 49918", "vllm 53051", "vllm 26892")),
+    "K20": FaultClass("capture size not a multiple of the decode query length",
+                      ("vllm 46324", "vllm 53407", "vllm-ascend 3910")),
+    "K21": FaultClass("ranks choose differently, or not as they should",
+                      ("vllm 25906", "vllm 45610", "vllm-ascend 6011")),
+    "K22": FaultClass("wrong local length or owner under DCP",
+                      ("vllm 51031", "vllm 55212", "vllm 50391")),
+    "K24": FaultClass("merge of partial attention by LSE",
+                      ("vllm 47079", "vllm 38416", "sglang 33926")),
+    "K25": FaultClass("collectives depend on one rank's data", ("vllm 53573",)),
+    "K26": FaultClass("partition, restore or gather index wrong",
+                      ("vllm-ascend 6344", "vllm-ascend 9479")),
+    "K27": FaultClass("microbatches share or misread state", ("vllm 43145", "vllm 25625")),
+    "K30": FaultClass("not a fault: another padded size picks another kernel", ("vllm 28131",)),
+}  # fmt: skip
+
+PCP: Final = Setting()
+TP: Final = Setting(pcp=1, tp=2)
+DCP: Final = Setting(pcp=1, tp=4, dcp=4, interleave=2)
+
+
+def shipped(
+    class_id: str,
+    name: str,
+    description: str,
+    plant: Callable[[Site], None],
+    *contracts: str,
+    setting: Setting = PCP,
+    at_capture: bool = False,
+) -> Fault:
+    """A shipped fault; what its world must have follows from the setting's.
+
+    One that is set in a PCP world patches the PCP path, one in a world without does the opposite.
+    """
+    return Fault(
+        name=name,
+        class_id=class_id,
+        description=description,
+        reports=CLASSES[class_id].reports,
+        contracts=frozenset(contracts),
+        inject=planted(plant),
+        setting=setting,
+        min_pcp=min(setting.pcp, 2),
+        min_dcp=min(setting.dcp, 2),
+        max_pcp=1 if setting.pcp == 1 else None,
+        at_capture=at_capture,
+    )

@@ -1,0 +1,137 @@
+"""Faults of dummy runs and of the null block: garbage in it (K05), live state touched (K06)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from pcpbench.engine import engine as engine_module
+from pcpbench.engine.block_table import PAD_SLOT_ID
+from pcpbench.engine.engine import Engine
+from pcpbench.engine.kv_cache import NULL_BLOCK_ID
+from pcpbench.engine.worker import Worker
+from pcpbench.faults.classes import PCP, shipped
+from pcpbench.faults.fault import Site
+from pcpbench.faults.padding import padded_length_one
+from pcpbench.pcp_manager import PCPManager
+
+IDLE: Final = replace(PCP, scenario="s3-idle-and-reuse")
+EDGES: Final = replace(PCP, scenario="s2-capture-edges")
+
+
+def _fill_null_block(site: Site, value: float) -> None:
+    """What a capture left in the null block of the engine that captured."""
+
+    def faulty(start: Callable[..., None], self: Engine, *args: Any) -> None:
+        start(self, *args)
+        if self.graphs is None:
+            return
+        for cache in (cache for worker in self.workers for cache in worker.kv_caches):
+            cache[NULL_BLOCK_ID].fill_(value)
+            site.hit()
+
+    site.wrap(Engine, "start", faulty)
+
+
+def null_block_nan(site: Site) -> None:
+    """Capture leaves NaN in the null block."""
+    _fill_null_block(site, torch.nan)
+
+
+def null_block_large(site: Site) -> None:
+    """Capture leaves a large finite number in the null block."""
+    _fill_null_block(site, 1e30)
+
+
+def padding_reads_null_block(site: Site) -> None:
+    """Padding rows attend to a null block that holds NaN."""
+    _fill_null_block(site, torch.nan)
+    padded_length_one(site)
+
+
+def dummy_with_real_slots(site: Site) -> None:
+    """A dummy batch is given the slots that the last step left."""
+
+    def faulty(_: Callable[..., Tensor], self: PCPManager, num_tokens: int) -> Tensor:
+        assert self.slot_mappings is not None
+        slots = self.slot_mappings[:, : num_tokens * self.pcp_world_size]
+        if (slots >= 0).any():
+            site.hit()
+        return slots
+
+    site.wrap(PCPManager, "get_dummy_slot_mappings", faulty)
+
+
+def dummy_clears_global_tables(site: Site) -> None:
+    """A dummy run zeroes the global block tables along with the rank-local ones."""
+
+    def faulty(make: Callable[..., Any], self: PCPManager, num_reqs: int) -> Any:
+        assert self.block_tables is not None
+        for table in self.block_tables.block_tables:
+            if table[:num_reqs].any():
+                site.hit()
+            table[:num_reqs].zero_()
+        return make(self, num_reqs)
+
+    site.wrap(PCPManager, "get_dummy_block_tables", faulty)
+
+
+def _write_in_dummy(site: Site, only_replaying: bool) -> None:
+    replaying = {id(worker) for worker in site.workers(site.replaying)}
+
+    def faulty(stage: Callable[..., Any], worker: Worker, *args: Any) -> Any:
+        if not only_replaying or id(worker) in replaying:
+            worker.kv_caches[0][1, 0].fill_(7.0)
+            site.hit()
+        return stage(worker, *args)
+
+    site.wrap(engine_module, "stage_dummy_batch", faulty)
+
+
+def idle_step_writes_kv(site: Site) -> None:
+    """An idle step writes to block 1, on every arm."""
+    _write_in_dummy(site, only_replaying=False)
+
+
+def idle_replay_writes_kv(site: Site) -> None:
+    """An idle step writes to block 1 where graphs are replayed."""
+    _write_in_dummy(site, only_replaying=True)
+
+
+def pad_fill_too_late(site: Site) -> None:
+    """PAD is filled in after the metadata was built, over the last real slot as well."""
+
+    def faulty(prepare: Callable[..., None], self: Worker, *args: Any) -> None:
+        prepare(self, *args)
+        metadata = self.context.metadata
+        assert metadata is not None
+        (written,) = torch.nonzero(metadata.slot_mappings[0] >= 0, as_tuple=True)
+        if len(written):
+            metadata.slot_mappings[0, written[-1]] = PAD_SLOT_ID
+            site.hit()
+
+    site.wrap(Worker, "prepare_attention", faulty)
+
+
+FAULTS: Final = (
+    shipped("K05", "null-block-nan", "Capture leaves NaN in the null block.", null_block_nan,
+            "C13", "C9", "C16", setting=EDGES),
+    shipped("K05", "null-block-large", "Capture leaves 1e30 in the null block.",
+            null_block_large, "C13", "C9", "C16", setting=EDGES),
+    shipped("K05", "padding-reads-null-block", "Padding rows attend to a null block of NaN.",
+            padding_reads_null_block, "C1", setting=EDGES),
+    shipped("K06", "dummy-with-real-slots", "A dummy run keeps the last step's slots and writes "
+            "live KV.", dummy_with_real_slots, "C4", "C9", setting=IDLE),
+    shipped("K06", "dummy-clears-global-tables", "A dummy run zeroes rows of the global block "
+            "tables.", dummy_clears_global_tables, "C9", setting=IDLE),
+    shipped("K06", "idle-step-writes-kv", "An idle step writes to KV block 1 on every arm.",
+            idle_step_writes_kv, "C9", "C15", setting=IDLE),
+    shipped("K06", "idle-replay-writes-kv", "An idle step writes to KV block 1 where graphs are "
+            "replayed.", idle_replay_writes_kv, "C13", "C9", "C15", setting=IDLE),
+    shipped("K06", "pad-fill-too-late", "PAD is filled in after the metadata was built and takes a "
+            "real token's slot.", pad_fill_too_late, "C4"),
+)  # fmt: skip

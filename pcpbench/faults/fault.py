@@ -1,0 +1,184 @@
+"""What a fault is: a name, a class of FAULTS.md, an injection, and the findings that must follow.
+
+Owns the interface that third parties implement. Knows no verdict and no session.
+
+An injection is a context manager that is given a `Site`: it damages the engine's code or state on
+entry and must leave both as they were, also when the run raised. `planted` wraps a plain function
+into one: whatever the function changes through the site is put back.
+
+    def stale_lengths(site):
+        def faulty(pad, self, num_reqs, *rest):
+            before = self.seq_lens.clone()
+            pad(self, num_reqs, *rest)
+            self.seq_lens[num_reqs:].copy_(before[num_reqs:])
+            site.hit()
+
+        site.wrap(InputBuffers, "pad", faulty)
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from pcpbench.engine.engine import Engine
+from pcpbench.engine.worker import Worker
+
+PARTITION_DRIFT: Final = "partition drift"
+PADDING_DRIFT: Final = "padding drift"
+MISSING: Final = object()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where a fault is run: a world, the arm to judge, capture sizes and a scenario.
+
+    candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
+    default ones.
+    """
+
+    pcp: int = 2
+    tp: int = 1
+    dcp: int = 1
+    interleave: int = 1
+    candidate: str = "full"
+    capture_sizes: str | None = None
+    scenario: str = "s1-grow-shrink"
+
+    @property
+    def world(self) -> str:
+        """The world in words, such as `pcp 2` or `tp 4 dcp 4 interleave 2`."""
+        sizes = (("pcp", self.pcp), ("tp", self.tp), ("dcp", self.dcp))
+        parts = [f"{name} {size}" for name, size in sizes if size > 1]
+        if self.dcp > 1 and self.interleave > 1:
+            parts.append(f"interleave {self.interleave}")
+        if self.candidate != "full":
+            parts.append(self.candidate)
+        return " ".join(parts) or "one rank"
+
+
+class Site:
+    """What an injection is given: the engines of all arms, and a log of what it changed.
+
+    engines: arm label -> engine; empty for a fault that acts at capture, before any engine is
+    built. num_hits: how often the injection said that it acted.
+    """
+
+    def __init__(self, engines: Mapping[str, Engine] | None = None) -> None:
+        self.engines: Mapping[str, Engine] = engines or {}
+        self.num_hits = 0
+        self._undo: list[Callable[[], None]] = []
+
+    def hit(self) -> None:
+        """The injection has just made a difference."""
+        self.num_hits += 1
+
+    @property
+    def replaying(self) -> list[Engine]:
+        """Engines that hold captured graphs."""
+        return [engine for engine in self.engines.values() if engine.graphs is not None]
+
+    def workers(self, engines: list[Engine] | None = None) -> Iterator[Worker]:
+        """Every rank of these engines (of all by default)."""
+        for engine in self.engines.values() if engines is None else engines:
+            yield from engine.workers
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute of an instance, class or module, until `restore`."""
+        before = vars(owner).get(name, MISSING) if inspect.isclass(owner) else getattr(owner, name)
+
+        def undo() -> None:
+            if before is MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+
+        self._undo.append(undo)
+        setattr(owner, name, value)
+
+    def set_item(self, items: MutableSequence[Any], index: int, value: Any) -> None:
+        """Replace one item of a list, until `restore`."""
+        before = items[index]
+        self._undo.append(lambda: items.__setitem__(index, before))
+        items[index] = value
+
+    def wrap(self, owner: Any, name: str, faulty: Callable[..., Any]) -> None:
+        """Call faulty(original, ...) wherever owner.name was called, until `restore`.
+
+        For a method the arguments after `original` begin with the instance; for a class method
+        `original` is bound to its class already.
+        """
+        original, found = getattr(owner, name), inspect.getattr_static(owner, name)
+
+        def replacement(*args: Any, **kwargs: Any) -> Any:
+            return faulty(original, *args, **kwargs)
+
+        bound = isinstance(found, classmethod | staticmethod)
+        self.set(owner, name, staticmethod(replacement) if bound else replacement)
+
+    def on_restore(self, undo: Callable[[], None]) -> None:
+        """Call `undo` when the fault is taken out, latest first."""
+        self._undo.append(undo)
+
+    def restore(self) -> None:
+        """Put back everything that was changed through this site."""
+        while self._undo:
+            self._undo.pop()()
+
+
+Injection = Callable[[Site], AbstractContextManager[None]]
+
+
+def planted(plant: Callable[[Site], None]) -> Injection:
+    """An injection that runs `plant` on entry and undoes what it did through the site on exit."""
+
+    @contextmanager
+    def inject(site: Site) -> Iterator[None]:
+        try:
+            plant(site)
+            yield
+        finally:
+            site.restore()
+
+    return inject
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One entry of the catalogue.
+
+    name: kebab-case. class_id: of FAULTS.md, such as `K01`. description: one sentence, what goes
+    wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
+    PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
+    must not be reported. setting: the smallest world and the scenario that trigger it.
+    min_pcp, min_dcp, max_pcp: what a world must have for the fault to exist.
+    at_capture: injected before the engines are built and captured, into engines of its own;
+    otherwise into engines that have captured soundly.
+    leaves_marks: the engines cannot be used again although everything was put back.
+    """
+
+    name: str
+    class_id: str
+    description: str
+    reports: tuple[str, ...]
+    contracts: frozenset[str]
+    inject: Injection
+    setting: Setting = field(default_factory=Setting)
+    min_pcp: int = 1
+    min_dcp: int = 1
+    max_pcp: int | None = None
+    at_capture: bool = False
+    leaves_marks: bool = False
+
+    def lacks(self, setting: Setting) -> str:
+        """What a setting lacks for this fault, "" when it has all."""
+        if setting.pcp < self.min_pcp:
+            return f"needs pcp {self.min_pcp} or more"
+        if setting.dcp < self.min_dcp:
+            return f"needs dcp {self.min_dcp} or more"
+        if self.max_pcp is not None and setting.pcp > self.max_pcp:
+            return f"needs pcp {self.max_pcp} or less"
+        return ""

@@ -1,0 +1,102 @@
+"""The fault catalogue and what came of it, on a console and as the table of `docs/faults.md`.
+
+Owns the layout of both. Knows no engine and no injection.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+from rich.text import Text
+
+from pcpbench.fault_results import GOOD, NO_VERDICT, FaultInfo, FaultRun, FaultsResult
+from pcpbench.report import units
+from pcpbench.report.console import Facts, new_table, verdict_line
+from pcpbench.results import Outcome
+
+NOTHING_EXPECTED: Final = "nothing"
+
+
+def print_catalogue(faults: Sequence[FaultInfo], console: Console) -> None:
+    """Name, class, findings expected, and what each fault does."""
+    table = new_table(["Fault", "Class", "Expected", "What goes wrong"])
+    for fault in faults:
+        table.add_row(fault.name, fault.class_id, _expected(fault), fault.description)
+    console.print(table)
+
+
+def print_faults(result: FaultsResult, console: Console) -> None:
+    """The table of a run, what went wrong in it, and the verdict in one line."""
+    table = new_table(["Fault", "Class", "Where", "Expected", "Fired", "Verdict"])
+    for run in result.runs:
+        where = f"{run.world}, {run.scenario}"
+        verdict = Text(run.verdict.value, style=_style(run))
+        table.add_row(
+            run.fault.name, run.fault.class_id, where, _expected(run.fault), _fired(run), verdict
+        )
+    console.print(table)
+    facts = Facts()
+    for run in result.runs:
+        if run.verdict not in GOOD:
+            said = run.detail or "every contract held and every drift stayed in its budget"
+            facts.add(run.verdict.value.capitalize(), f"{run.fault.name}: {said}")
+    for clean in result.clean:
+        if clean.accused:
+            facts.add("False alarm", f"{clean.world}, {clean.scenario}: {clean.detail}")
+    if facts.grid.row_count:
+        console.print()
+        facts.print(console)
+    console.print()
+    outcome = {0: Outcome.PASS, 1: Outcome.FAIL, 3: Outcome.NOT_COMPARED}[result.exit_code]
+    verdict_line(console, outcome, summary(result))
+
+
+def summary(result: FaultsResult) -> str:
+    """Catch rate, false alarms, time."""
+    if not result.judged:
+        return "no fault was run that the world and scenario asked for can hold."
+    rate = f" ({100 * result.num_caught / result.num_faults:.0f} %)" if result.num_faults else ""
+    left_out = sum(run.verdict in NO_VERDICT for run in result.runs)
+    told = f", {left_out} without a verdict" if left_out else ""
+    return (
+        f"{result.num_caught} of {units.count(result.num_faults, 'fault')} caught{rate}{told}; "
+        f"{units.count(result.num_false_alarms, 'false alarm')} over "
+        f"{units.count(result.num_clean, 'clean run')}; {result.wall_s:.0f} s."
+    )
+
+
+def print_markdown(result: FaultsResult) -> None:
+    """The same as a Markdown table on stdout."""
+    print("| fault | class | what goes wrong | where | expected | fired | verdict |")
+    print("|---|---|---|---|---|---|---|")
+    for run in result.runs:
+        fault = run.fault
+        cells = (
+            f"`{fault.name}`",
+            fault.class_id,
+            fault.description,
+            f"{run.world}, `{run.scenario}`",
+            _expected(fault),
+            _fired(run),
+            run.verdict.value,
+        )
+        print(f"| {' | '.join(cells)} |")
+    print(f"\n{summary(result)}")
+    sys.stdout.flush()
+
+
+def _expected(fault: FaultInfo) -> str:
+    return ", ".join(fault.contracts) or NOTHING_EXPECTED
+
+
+def _fired(run: FaultRun) -> str:
+    return ", ".join(run.fired) or "-"
+
+
+def _style(run: FaultRun) -> str:
+    if run.verdict in GOOD:
+        return "green"
+    return "yellow" if run.verdict in NO_VERDICT else "bold red"

@@ -1,0 +1,293 @@
+"""`pcpbench faults`: inject each fault of the catalogue and see which contracts it trips.
+
+Owns the order of runs, which stands are used again, and the verdict on each fault. A run judges
+only; it times nothing. Stands are shared by faults of one setting, since `Arm.start` brings each
+arm back to its beginning; that this holds is itself tested by a clean run before the first fault
+of a setting and another after the last. A fault that acts at capture, one that says it leaves
+marks, and a run that could not be finished get a stand of their own, or leave none behind.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
+import torch
+
+from pcpbench.device.backends import resolve_backend, resolve_device
+from pcpbench.device.clock import make_clock, one_thread
+from pcpbench.engine.scheduler import make_plan
+from pcpbench.errors import MeasuredFailure
+from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
+from pcpbench.faults.fault import Fault, Setting, Site
+from pcpbench.faults.registry import choose_faults
+from pcpbench.model.presets import model_shape
+from pcpbench.plan import ScenarioPlan
+from pcpbench.report.console import make_console
+from pcpbench.report.faults_view import print_catalogue, print_faults, print_markdown
+from pcpbench.report.progress import Progress, make_progress
+from pcpbench.request import EngineOptions
+from pcpbench.results import Outcome, ScenarioResult
+from pcpbench.scenarios.loader import load_scenario
+from pcpbench.session.ladder import build_ladder
+from pcpbench.session.stand import Stand, StandBuilder
+from pcpbench.session.trial import Trial
+from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
+
+
+class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pcpbench faults run`. None and empty: what each fault asks for itself."""
+
+    faults: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    pcp: int | None = None
+    tp: int | None = None
+    dcp: int | None = None
+    interleave: int | None = None
+    device: str = "auto"
+    markdown: bool = False
+
+    def settings(self, fault: Fault) -> list[Setting]:
+        """Where to run a fault: its own setting, or the world and the scenarios asked for.
+
+        A world that is named is named whole: what is left out is 1.
+        """
+        setting = fault.setting
+        asked = (self.pcp, self.tp, self.dcp, self.interleave)
+        if any(size is not None for size in asked):
+            pcp, tp, dcp, interleave = (1 if size is None else size for size in asked)
+            setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
+        names = self.scenarios or (setting.scenario,)
+        return [replace(setting, scenario=name) for name in dict.fromkeys(names)]
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One fault in one setting, with its place in the report."""
+
+    place: int
+    fault: Fault
+    setting: Setting
+
+
+def run_list() -> int:
+    """Print the catalogue and return the exit code."""
+    print_catalogue([info_of(fault) for fault in choose_faults(())], make_console())
+    return 0
+
+
+def run_faults(request: FaultsRequest) -> int:
+    """Run the faults asked for, print the table and return the exit code."""
+    start = time.perf_counter()
+    device = resolve_device(request.device)
+    runner = FaultRunner(device)
+    cases = [
+        (fault, setting)
+        for fault in choose_faults(request.faults)
+        for setting in request.settings(fault)
+    ]
+    for fault, setting in cases:
+        if not fault.lacks(setting):
+            runner.check(setting)
+    with one_thread(device), make_progress() as progress:
+        runs, clean = runner.run(cases, progress)
+    result = FaultsResult(runs=runs, clean=clean, wall_s=time.perf_counter() - start)
+    if request.markdown:
+        print_markdown(result)
+    else:
+        print_faults(result, make_console())
+    return result.exit_code
+
+
+def info_of(fault: Fault) -> FaultInfo:
+    """A fault in words."""
+    return FaultInfo(
+        name=fault.name,
+        class_id=fault.class_id,
+        description=fault.description,
+        reports=fault.reports,
+        contracts=tuple(sorted(fault.contracts, key=finding_order)),
+        world=fault.setting.world,
+        scenario=fault.setting.scenario,
+    )
+
+
+def finding_order(finding: str) -> tuple[int, str]:
+    """C2 before C10, contracts before drifts."""
+    number = finding[1:]
+    return (int(number), "") if number.isdigit() else (1000, finding)
+
+
+class FaultRunner:
+    """Runs faults on one device and keeps the stand of the setting that it is at."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._target = BuiltinTarget(device, resolve_backend("auto", device))
+        self._at: Setting | None = None
+        self._stand: Stand | None = None
+
+    def check(self, setting: Setting) -> None:
+        """Raise UsageError or ScenarioError for a setting that the engine refuses."""
+        self._builder(setting).check(_plan(setting))
+
+    def run(
+        self, cases: Sequence[tuple[Fault, Setting]], progress: Progress
+    ) -> tuple[tuple[FaultRun, ...], tuple[CleanRun, ...]]:
+        """All cases, in the order given, and the clean runs of their settings.
+
+        Cases of one setting run together; those that act at capture come last.
+        """
+        groups: dict[Setting, list[_Case]] = {}
+        for place, (fault, setting) in enumerate(cases):
+            groups.setdefault(setting, []).append(_Case(place, fault, setting))
+        runs: dict[int, FaultRun] = {}
+        clean: list[CleanRun] = []
+        progress.start("faults", len(cases), "faults")
+        for setting, group in groups.items():
+            fit = [case for case in group if not case.fault.lacks(setting)]
+            if fit:
+                clean.append(self._clean(setting, progress))
+            for case in sorted(group, key=lambda case: case.fault.at_capture):
+                runs[case.place] = run = self._case(case)
+                progress.advance()
+                progress.say(f"{run.fault.name}: {run.verdict.value} ({run.wall_s:.1f} s)")
+            # Engines were used again: were they as sound afterwards as before?
+            if any(not case.fault.at_capture for case in fit) and self._stand is not None:
+                clean.append(self._clean(setting, progress))
+        return tuple(runs[place] for place in sorted(runs)), tuple(clean)
+
+    def _clean(self, setting: Setting, progress: Progress) -> CleanRun:
+        start = time.perf_counter()
+        try:
+            result = self._trial(setting, self._stand_for(setting)).run()
+        except MeasuredFailure as failure:  # from capture
+            accused: tuple[str, ...] = (failure.contract,)
+            detail = str(failure)
+        else:
+            accused, detail = findings(result), _first(result)
+            if result.outcome is not Outcome.PASS and not accused:
+                accused = (result.outcome.value,)
+        wall_s = time.perf_counter() - start
+        told = f"accused by {', '.join(accused)}" if accused else "clean"
+        progress.say(f"{setting.world}, {setting.scenario}, no fault: {told} ({wall_s:.1f} s)")
+        return CleanRun(
+            world=setting.world,
+            scenario=setting.scenario,
+            accused=accused,
+            detail=detail,
+            wall_s=wall_s,
+        )
+
+    def _case(self, case: _Case) -> FaultRun:
+        fault, setting, start = case.fault, case.setting, time.perf_counter()
+        fired: tuple[str, ...] = ()
+        lacks = fault.lacks(setting)
+        if lacks:
+            verdict, detail = Verdict.NOT_RUN, lacks
+        else:
+            try:
+                site, fired, detail = self._inject(fault, setting)
+                verdict = verdict_of(fault, fired, site.num_hits)
+            except Exception as error:  # whatever an injected engine may raise is a result
+                self._stand = None
+                verdict, detail = Verdict.CRASHED, f"{type(error).__name__}: {error}"
+        return FaultRun(
+            fault=info_of(fault),
+            world=setting.world,
+            scenario=setting.scenario,
+            fired=fired,
+            verdict=verdict,
+            detail=detail,
+            wall_s=time.perf_counter() - start,
+        )
+
+    def _inject(self, fault: Fault, setting: Setting) -> tuple[Site, tuple[str, ...], str]:
+        """Run one fault; what it tripped, and the first finding."""
+        if fault.at_capture:
+            site = Site()
+            with fault.inject(site):
+                try:
+                    stand = self._builder(setting).stand_for(_plan(setting))
+                except MeasuredFailure as failure:
+                    return site, (failure.contract,), str(failure)
+                result = self._trial(setting, stand).run()
+            return site, findings(result), _first(result)
+        stand = self._stand_for(setting)
+        site = Site(
+            {label: arm.engine for label, arm in stand.arms.items() if isinstance(arm, BuiltinArm)}
+        )
+        with fault.inject(site):
+            result = self._trial(setting, stand).run()
+        if fault.leaves_marks or any(
+            arm.num_steps < len(_plan(setting).steps) for arm in result.arms
+        ):
+            self._stand = None
+        return site, findings(result), _first(result)
+
+    def _stand_for(self, setting: Setting) -> Stand:
+        if self._stand is None or self._at != setting:
+            self._stand = None
+            self._stand = self._builder(setting).stand_for(_plan(setting))
+            self._at = setting
+        return self._stand
+
+    def _builder(self, setting: Setting) -> StandBuilder:
+        options = _options(setting)
+        options.check()
+        ladder = build_ladder("eager", setting.candidate)
+        return StandBuilder(self._target, ladder, options, str(self._device))
+
+    def _trial(self, setting: Setting, stand: Stand) -> Trial:
+        return Trial(
+            _plan(setting),
+            stand,
+            make_clock(self._device),
+            dtype=_options(setting).dtype,
+            teacher_forced=True,
+            repetitions=0,
+        )
+
+
+def findings(result: ScenarioResult) -> tuple[str, ...]:
+    """Contracts broken and drifts out of budget, in order."""
+    drifts = {f"{drift.kind} drift" for drift in result.drifts if not drift.ok}
+    found = {violation.contract for violation in result.violations} | drifts
+    return tuple(sorted(found - {"capture drift"}, key=finding_order))
+
+
+def verdict_of(fault: Fault, fired: Sequence[str], num_hits: int) -> Verdict:
+    """What the findings say of a fault; one that never acted proves nothing."""
+    if not num_hits:
+        return Verdict.NOT_TRIGGERED
+    if not fault.contracts:
+        return Verdict.ACCUSED if fired else Verdict.QUIET
+    if fault.contracts & set(fired):
+        return Verdict.CAUGHT
+    return Verdict.MISNAMED if fired else Verdict.ESCAPED
+
+
+def _first(result: ScenarioResult) -> str:
+    return result.reasons[0] if result.reasons else ""
+
+
+def _options(setting: Setting) -> EngineOptions:
+    return EngineOptions(
+        pcp=setting.pcp,
+        tp=setting.tp,
+        dcp=setting.dcp,
+        interleave=setting.interleave,
+        capture_sizes=setting.capture_sizes,
+    )
+
+
+def _plan(setting: Setting) -> ScenarioPlan:
+    options = _options(setting)
+    return make_plan(
+        load_scenario(setting.scenario),
+        vocab_size=model_shape(options.model).vocab_size,
+        dcp_size=setting.dcp,
+        seed=options.seed,
+    )
