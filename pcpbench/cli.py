@@ -136,6 +136,13 @@ def compare(
         int,
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
+    check: Annotated[
+        str,
+        typer.Option(
+            "--check",
+            help="quick: what one run shows; full: also second replays and poisoned runs.",
+        ),
+    ] = "quick",
     seed: Seed = 0,
     json: Annotated[
         bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")
@@ -168,6 +175,7 @@ def compare(
         ),
         feed=feed,
         repetitions=repetitions,
+        checks=check,
         json=json,
         out=out,
     )

@@ -24,6 +24,7 @@ from pcpbench.errors import UsageError
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 
 FEEDS = ("teacher-forced", "free-running")
+CHECKS = ("quick", "full")
 LAUNCHERS = ("inproc",)
 MAX_RANKS = 64
 
@@ -176,6 +177,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     scenarios: tuple[str, ...] = ()
     feed: str = "teacher-forced"
     repetitions: int = 3
+    checks: str = "quick"
     json: bool = False
     out: Path | None = None
 
@@ -187,6 +189,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.base == self.candidate:
             raise UsageError(f"both arms are {self.base!r}: name two different arms.")
         _one_of("--feed", self.feed, FEEDS)
+        _one_of("--check", self.checks, CHECKS)
         if not 0 <= self.repetitions <= 1000:
             raise UsageError(
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."

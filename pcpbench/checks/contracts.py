@@ -1,8 +1,9 @@
 """The contracts of SPEC 12 that one step's record can be held against, and their registry.
 
 Owns which contracts exist, what each costs, and the loop over them. A contract is a function from a
-`StepView` to violations; those on metadata, tables and dispatch have modules of their own. C9 and
-C12 to C16 need more than one step's record: `ScenarioJudge` raises C13, the others are not here.
+`StepView` to violations; those on metadata, tables and dispatch have modules of their own. What
+needs more than one step's record is not in the registry: C9, C14 and C15 are in write_set.py, C16
+in poison.py, and `ScenarioJudge` raises C13. C12 is not checked: there are no microbatches.
 """
 
 from __future__ import annotations

@@ -19,9 +19,11 @@ from pcpbench.checks.findings import StepView
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import TokenFeed
+from pcpbench.checks.poison import compare_again
 from pcpbench.checks.setup import KINDS, ArmSetup, Pair
 from pcpbench.checks.stats import ratio_of
 from pcpbench.checks.tally import ArmTally, PairTally
+from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violations
 from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
@@ -73,6 +75,8 @@ class ScenarioJudge:
         self._next_step = 0
         self._before: dict[str, StepRecord] = {}
         self._expected: dict[str, StepExpectation | None] = {}
+        self._views: dict[str, StepView] = {}
+        self._writes = WriteSets()
 
     def _check_names(self, pairs: Sequence[Pair]) -> None:
         for pair in pairs:
@@ -84,16 +88,33 @@ class ScenarioJudge:
                 known = ", ".join(self.setups)
                 raise UsageError(f"arm {name!r} is compared but not set up: set up are {known}.")
 
+    def observe_start(
+        self,
+        kv_views: Mapping[str, KvView],
+        tables: Mapping[str, Tables],
+        captures: Mapping[str, Sequence[Change]],
+    ) -> None:
+        """Take in the arms' caches and global tables before the first step (C15, C9).
+
+        captures: what the capture of each arm changed that it had to leave alone.
+        """
+        for name, view in kv_views.items():
+            self._writes.start(name, view, self.setups[name].world.size, tables.get(name))
+        for name, changes in captures.items():
+            self._keep(capture_violations(name, changes, self.plan))
+
     def observe_step(
         self,
         step: StepPlan,
         records: Mapping[str, StepRecord],
         kv_views: Mapping[str, KvView] | None = None,
+        tables: Mapping[str, Tables] | None = None,
     ) -> list[Violation]:
         """Judge one step, once, in the order of the plan; return what broke in it.
 
         records: one for each arm that ran. kv_views: caches as they are after this step, to compare
-        the slots that it wrote. Raises ValueError for a step out of order.
+        the slots that it wrote, and to see that it wrote no other once `observe_start` was called.
+        tables: global block tables after this step. Raises ValueError for a step out of order.
         """
         if step.index != self.plan.steps[self._next_step].index:
             raise ValueError(f"step {step.index} was judged out of the plan's order")
@@ -105,6 +126,10 @@ class ScenarioJudge:
         self._expected = {}
         for name, record in records.items():
             found += self._check_record(step, name, record, records)
+            if kv_views is not None and name in kv_views:
+                found += self._writes.check(
+                    self._views[name], kv_views[name], None if tables is None else tables.get(name)
+                )
         for tally in self.pairs:
             found += self._compare(step, tally, records)
             if kv_views is not None:
@@ -127,6 +152,17 @@ class ScenarioJudge:
         for tally in self.pairs:
             if is_last or tally.pair.kind == "capture":
                 found += self._compare_kv(step, tally, records, kv_views, "all")
+        self._keep(found)
+        return found
+
+    def observe_again(
+        self, records: Mapping[str, StepRecord], kv_views: Mapping[str, KvView]
+    ) -> list[Violation]:
+        """Hold second replays of the step just observed against the first ones (C14)."""
+        found: list[Violation] = []
+        for name, record in records.items():
+            found += compare_again(self._before[name], record)
+            found += self._writes.check_again(self._views[name], kv_views[name])
         self._keep(found)
         return found
 
@@ -200,6 +236,7 @@ class ScenarioJudge:
                 where = f"step {step.index}, tensor {tensor}, row {row}"
                 self.non_finite[name] = f"{name} computed a non-finite value: {where}"
         view = StepView(plan=step, record=record, setup=setup, expected=expected)
+        self._views[name] = view
         return check_step(view, self.contracts, self.cost)
 
     def _compare(

@@ -7,7 +7,7 @@ left behind is handed out as records.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ class Engine:
 
     backend: None for an eager engine. An eager engine whose configuration names a graph mode pads
     every batch exactly to the descriptor that a graph would have been used for (`eager_padded`).
+    before_forward: called in every step that computes, between preparation and forward pass.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class Engine:
         register_buffers(self.address_book, self.workers, shards)
         self.graphs = None if backend is None else GraphManager(backend, self.address_book)
         self._tokens: dict[str, list[int]] = {}
+        self.before_forward: Callable[[], None] | None = None
 
     @torch.inference_mode()
     def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
@@ -148,10 +150,9 @@ class Engine:
         decision = self._decide(counts)
         for worker in self.workers:
             worker.prepare_attention(decision.descriptor)
-        hidden = self._forward(decision.descriptor)
-        sampled = run_lockstep(
-            [worker.sample(part, plan) for worker, part in zip(self.workers, hidden, strict=True)]
-        )
+        if self.before_forward is not None:
+            self.before_forward()
+        sampled = self._compute(decision.descriptor, plan)
         fed = sampled[0].tokens
         if forced is not None:
             fed = torch.tensor(list(forced), dtype=fed.dtype, device=self.device)
@@ -159,6 +160,20 @@ class Engine:
             worker.post_update(plan, own.tokens if forced is None else fed)
         num_replays = self.num_replays - replays_before
         return StepOutput(decision, counts, tuple(sampled), fed, num_replays)
+
+    @torch.inference_mode()
+    def compute_again(self, output: StepOutput, plan: StepPlan) -> StepOutput:
+        """Run the forward pass and sampling of the step just executed a second time.
+
+        On what its buffers hold; requests do not advance. For a step that computed something.
+        """
+        return replace(output, sampled=tuple(self._compute(output.decision.descriptor, plan)))
+
+    def _compute(self, descriptor: BatchExecutionDescriptor, plan: StepPlan) -> list[Sampled]:
+        hidden = self._forward(descriptor)
+        return run_lockstep(
+            [worker.sample(part, plan) for worker, part in zip(self.workers, hidden, strict=True)]
+        )
 
     @property
     def num_replays(self) -> int:

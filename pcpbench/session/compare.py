@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from pcpbench.checks.poison import POISONS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
@@ -48,6 +49,7 @@ def run_compare(request: CompareRequest) -> int:
         **settings_of(request.options, device=str(device), backend=backend.name),
         "feed": request.feed,
         "repetitions": request.repetitions,
+        "check": request.checks,
     }
     with one_thread(device):
         environment = environment_of(device)
@@ -109,7 +111,7 @@ def _run_scenarios(
     with make_progress() as progress:
         for plan in plans:
             stand = builder.stand_for(plan)
-            progress.start(plan.scenario, _num_units(plan, stand, request.repetitions))
+            progress.start(plan.scenario, _num_units(plan, stand, request))
             trial = _trial(request, plan, stand, clock, progress)
             result = trial.run()
             files.add_scenario(result, plan, trial.records, trial.timings, trial.step_drifts)
@@ -129,11 +131,14 @@ def _trial(
         teacher_forced=request.feed == "teacher-forced",
         repetitions=request.repetitions,
         async_device=stand.is_async,
+        checks=request.checks,
         on_step=progress.advance,
     )
 
 
-def _num_units(plan: ScenarioPlan, stand: Stand, repetitions: int) -> int:
-    """Steps of all passes: each arm once under the judge, two arms timed and floored."""
+def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
+    """Steps of all passes: each arm once under the judge, two arms poisoned, timed, floored."""
+    repetitions = request.repetitions
     timed = 2 * (repetitions + NUM_FLOOR_PASSES) if repetitions else 0
-    return len(plan.steps) * (len(stand.arms) + timed)
+    poisoned = 2 * len(POISONS) if request.checks == "full" else 0
+    return len(plan.steps) * (len(stand.arms) + poisoned + timed)

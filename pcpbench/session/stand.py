@@ -6,9 +6,11 @@ verdict.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, Pair
+from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
@@ -23,6 +25,7 @@ class Stand:
     """Arms by label, in the order in which they run a step, and what the judge must know.
 
     is_async: whether the device runs behind the host.
+    captures: for each arm, what its capture changed that it had to leave alone (contract C9).
     """
 
     arms: dict[str, Arm]
@@ -31,6 +34,7 @@ class Stand:
     base: str
     candidate: str
     is_async: bool = False
+    captures: dict[str, tuple[Change, ...]] = field(default_factory=dict)
 
 
 class StandBuilder:
@@ -76,10 +80,11 @@ class StandBuilder:
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
         setups = []
+        captures = {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
             arm = self._target.build(spec.label, config, replays=spec.replays)
-            arm.capture()
+            captures[spec.label] = _capture(arm)
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse
                 self._notices.update(dict.fromkeys(arm.notices))
@@ -87,7 +92,17 @@ class StandBuilder:
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
         is_async = self._device != "cpu"
         ladder = self._ladder
-        return Stand(arms, tuple(setups), pairs, ladder.base, ladder.candidate, is_async)
+        asked = (ladder.base, ladder.candidate)
+        return Stand(arms, tuple(setups), pairs, *asked, is_async, captures)
+
+
+def _capture(arm: Arm) -> tuple[Change, ...]:
+    """Capture, and tell what changed outside the null block."""
+    kv = [[cache.copy() for cache in layers] for layers in arm.kv_caches()]
+    tables = copy_tables(arm.block_tables())
+    arm.capture()
+    after = KvArrays(arm.kv_caches())
+    return tuple(changed_by_capture(KvArrays(kv), after, tables, arm.block_tables()))
 
 
 def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:

@@ -6,10 +6,12 @@ Owns the order of a scenario's passes. Knows no file and no console.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
+from pcpbench.checks.poison import POISONS, LiveSlots, Rows, broken_by_poison, compare_poisoned
+from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
@@ -33,15 +35,18 @@ class Trial:
         teacher_forced: bool,
         repetitions: int,
         async_device: bool = False,
+        checks: str = "quick",
         on_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.plan, self.stand, self.clock = plan, stand, clock
         self.repetitions, self.on_step = repetitions, on_step
+        self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
         self._tokens: list[list[int]] = []
         self._judged: dict[tuple[str, int], list[int]] = {}
+        self._written: dict[str, list[Rows]] = {}
         self._judge = ScenarioJudge(
             plan,
             stand.setups,
@@ -51,6 +56,7 @@ class Trial:
             dtype=dtype,
             teacher=self.teacher,
             async_device=async_device,
+            cost=checks,
         )
 
     def run(self) -> ScenarioResult:
@@ -58,6 +64,8 @@ class Trial:
         start = time.perf_counter()
         self._find_unowned()
         broken = self._verify()
+        if not broken and self.is_full:
+            self._verify_poisoned()
         if not broken and self.repetitions:
             arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
             forced = self._tokens if self.teacher is not None else None
@@ -116,6 +124,9 @@ class Trial:
         """Run all arms step by step under the judge; True when a step could not be finished."""
         for arm in self.stand.arms.values():
             arm.start(self.plan)
+        views = self._views()
+        self._judge.observe_start(views, self._tables(), self.stand.captures)
+        live = self._live_slots() if self.is_full else {}
         for step in self.plan.steps:
             records: dict[str, StepRecord] = {}
             forced: list[int] | None = None
@@ -131,8 +142,64 @@ class Trial:
                     forced = arm.sampled()
                 self.on_step()
             self._tokens.append(forced or [])
-            views = {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}
-            self._judge.observe_step(step, records, views)
+            views = self._views()
+            self._judge.observe_step(step, records, views, self._tables())
             self._judge.observe_kv(step, records, views)
             self.records.extend(records.values())
+            for label, slots in live.items():
+                slots.advance(step)
+                rows = slots.written_rows(step, views[label])
+                self._written.setdefault(label, []).append(rows)
+            if self.is_full:
+                self._replay_again(step)
         return False
+
+    def _views(self) -> dict[str, KvArrays]:
+        return {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}
+
+    def _tables(self) -> dict[str, Tables]:
+        return {label: arm.block_tables() for label, arm in self.stand.arms.items()}
+
+    def _live_slots(self) -> dict[str, LiveSlots]:
+        """For each arm that is poisoned, the two that were asked for."""
+        asked = (self.stand.base, self.stand.candidate)
+        setups = [setup for setup in self.stand.setups if setup.name in asked]
+        return {setup.name: LiveSlots(self.plan, setup) for setup in setups}
+
+    def _replay_again(self, step: StepPlan) -> None:
+        """Contract C14: every arm that replayed this step does so twice."""
+        again = {}
+        for label, arm in self.stand.arms.items():
+            record = arm.replay_again(step, self.plan.scenario)
+            if record is not None:
+                again[label] = record
+        self._judge.observe_again(again, self._views())
+
+    def _verify_poisoned(self) -> None:
+        """Contract C16: the arms that were asked run the scenario again over poisoned memory."""
+        for poison in POISONS:
+            for label, live in self._live_slots().items():
+                for violation in self._run_poisoned(self.stand.arms[label], live, poison):
+                    self._judge.observe_failure(violation)
+
+    def _run_poisoned(self, arm: Arm, live: LiveSlots, poison: str) -> Iterator[Violation]:
+        """One arm, one poison. Ends with the first step that cannot be run."""
+        clean = [record for record in self.records if record.arm == arm.label]
+        arm.start(self.plan)
+        for number, step in enumerate(self.plan.steps):
+            live.advance(step)
+            arm.poison(live.unread(), poison)
+            forced = None if self.teacher is None else self._tokens[number]
+            if arm.label == self.teacher:
+                forced = None
+            try:
+                arm.execute(step, forced)
+            except Exception as error:  # whatever a wrong index or length comes to
+                yield broken_by_poison(clean[number], poison, error)
+                return
+            record = arm.record(step, self.plan.scenario)
+            rows = live.written_rows(step, KvArrays(arm.kv_caches()))
+            written = self._written[arm.label][number]
+            yield from compare_poisoned(clean[number], record, written, rows, poison)
+            live.leave(step)
+            self.on_step()

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.poison import poison_engine, poison_padding
 from pcpbench.engine.recorder import moved_buffers, record_step
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
@@ -64,7 +67,10 @@ class BuiltinArm:
 
     def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
         """Run one step."""
-        self._output = self.engine.execute(step, forced)
+        try:
+            self._output = self.engine.execute(step, forced)
+        finally:
+            self.engine.before_forward = None
 
     def sampled(self) -> list[int]:
         """Tokens that the last step sampled, in the plan's order."""
@@ -94,6 +100,26 @@ class BuiltinArm:
         the uint16 of its bits.
         """
         return [[_as_numpy(cache) for cache in worker.kv_caches] for worker in self.engine.workers]
+
+    def block_tables(self) -> list[list[NDArray[Any]]]:
+        """Global block tables of every rank and KV group, without a copy on a CPU."""
+        return [
+            [table.cpu().numpy() for table in worker.block_tables.block_tables]
+            for worker in self.engine.workers
+        ]
+
+    def replay_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
+        """Replay the last step once more; None where it computed nothing or replayed nothing."""
+        output = self._last()
+        if output.idle or not output.num_replays:
+            return None
+        again = self.engine.compute_again(output, step)
+        return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
+
+    def poison(self, unread: Sequence[Sequence[NDArray[np.bool_]]], kind: str) -> None:
+        """Fill what the next step may not read."""
+        poison_engine(self.engine, unread, kind)
+        self.engine.before_forward = partial(poison_padding, self.engine)
 
     def _last(self) -> StepOutput:
         if self._output is None:

@@ -66,6 +66,22 @@ class Arm(Protocol):
         16-bit types come as their raw bits in float32-widened form: see the target.
         """
 
+    def block_tables(self) -> list[list[NDArray[Any]]]:
+        """Global block tables as [rank][KV group][request slots, columns], valid until the next
+        step."""
+
+    def replay_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
+        """Replay the step just executed once more on the same inputs; None if it was no replay.
+
+        Requests do not advance (contract C14).
+        """
+
+    def poison(self, unread: Sequence[Sequence[NDArray[np.bool_]]], kind: str) -> None:
+        """Fill what the next step may not read (contract C16), KV slots as [rank][group][slots].
+
+        kind: `nan` or `large`. Covers the next step only.
+        """
+
 
 class Target(Protocol):
     """Builds arms."""

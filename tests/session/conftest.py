@@ -39,7 +39,7 @@ class Bench:
     def engine(self, label):
         return self.stand.arms[label].engine
 
-    def run(self, repetitions=0):
+    def run(self, repetitions=0, checks="quick"):
         self.trial = Trial(
             self.plan,
             self.stand,
@@ -47,6 +47,7 @@ class Bench:
             dtype=self.options.dtype,
             teacher_forced=self.forced,
             repetitions=repetitions,
+            checks=checks,
         )
         return self.trial.run()
 

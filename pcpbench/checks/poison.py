@@ -1,0 +1,163 @@
+"""C16: which KV slots a step must not read, and what a poisoned run may not change (SPEC 12).
+
+Owns the map of live slots, rebuilt from the plan, and the comparison of a poisoned run with the
+clean one of the same arm. Knows no engine: a target does the poisoning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pcpbench.checks.kv import KvView
+from pcpbench.checks.oracle import Oracle
+from pcpbench.checks.oracle_tables import PAD
+from pcpbench.checks.setup import ArmSetup
+from pcpbench.checks.write_set import slot_bits
+from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import BoolArray, IntArray, StepRecord, Violation
+
+POISONS: Final = ("nan", "large")
+"""What unread memory is filled with: NaN, and the finite values that a NaN filter would miss."""
+
+Rows = list[list[NDArray[Any]]]
+"""Bits of the slots that a step wrote, [rank][layer][slots, words]."""
+
+
+class LiveSlots:
+    """Follows a plan and tells which slots of an arm's caches hold tokens that may be read."""
+
+    def __init__(self, plan: ScenarioPlan, setup: ArmSetup) -> None:
+        self._plan, self._setup = plan, setup
+        self._oracle = Oracle(plan)
+        self._computed: dict[str, int] = {}
+
+    def advance(self, step: StepPlan) -> None:
+        """Enter the next step of the plan."""
+        self._oracle.advance(step)
+        for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
+            self._computed.pop(req_id, None)
+        for request in step.scheduled:
+            self._computed[request.req_id] = request.num_computed_tokens
+
+    def leave(self, step: StepPlan) -> None:
+        """The step has run: its tokens are live."""
+        for request in step.scheduled:
+            self._computed[request.req_id] += request.num_scheduled_tokens
+
+    def unread(self) -> list[list[BoolArray]]:
+        """[rank][KV group][slots]: True where the current step may not read.
+
+        That is all but the positions computed before it of requests that are still there: the null
+        block, blocks never handed out or given back, and in a block that is partly filled, the
+        rest. A step may read what it wrote itself; it writes before it reads.
+        """
+        masks = []
+        for rank in range(self._setup.world.size):
+            groups = []
+            for group, span in enumerate(self._plan.block_sizes):
+                block_size = span // self._setup.dcp_size_of(group)
+                mask = np.ones(self._plan.num_blocks * block_size, dtype=np.bool_)
+                for req_id, computed in self._computed.items():
+                    mask[self._held(req_id, group, rank, np.arange(computed))] = False
+                groups.append(mask)
+            masks.append(groups)
+        return masks
+
+    def written(self, step: StepPlan, rank: int, group: int) -> IntArray:
+        """Slots that the step writes on one rank."""
+        slots, owner = self._oracle.token_slots(step, self._setup, group)
+        mine: IntArray = slots[(owner == self._owner(rank, group)) & (slots != PAD)]
+        return mine
+
+    def written_rows(self, step: StepPlan, kv: KvView) -> Rows:
+        """Copies of what stands in those slots now."""
+        groups = kv.layer_groups
+        return [
+            [
+                slot_bits(kv.layer(rank, layer))[self.written(step, rank, group)]
+                for layer, group in enumerate(groups)
+            ]
+            for rank in range(self._setup.world.size)
+        ]
+
+    def _held(self, req_id: str, group: int, rank: int, positions: IntArray) -> IntArray:
+        setup = self._setup
+        slots, owner = self._oracle.book.slots(
+            req_id, group, positions, setup.dcp_size_of(group), setup.interleave
+        )
+        mine: IntArray = slots[(owner == self._owner(rank, group)) & (slots != PAD)]
+        return mine
+
+    def _owner(self, rank: int, group: int) -> int:
+        return self._setup.world.dcp_rank(rank) if self._setup.dcp_size_of(group) > 1 else 0
+
+
+def compare_poisoned(
+    clean: StepRecord, poisoned: StepRecord, clean_rows: Rows, rows: Rows, poison: str
+) -> Iterator[Violation]:
+    """One violation for each result that is not bit for bit that of the run without poison."""
+    for tensor in ("hidden", "logits", "sampled"):
+        left, right = getattr(poisoned, tensor), getattr(clean, tensor)
+        if left.tobytes() != right.tobytes():
+            yield _violation(clean, None, tensor, poison, _count(left, right))
+    for rank, (ours, theirs) in enumerate(zip(poisoned.ranks, clean.ranks, strict=True)):
+        for tensor in ("hidden", "sampled"):
+            mine, other = getattr(ours, tensor), getattr(theirs, tensor)
+            if mine is not None and other is not None and mine.tobytes() != other.tobytes():
+                yield _violation(clean, rank, tensor, poison, _count(mine, other))
+    for rank, (layers, clean_layers) in enumerate(zip(rows, clean_rows, strict=True)):
+        for layer, (row, clean_row) in enumerate(zip(layers, clean_layers, strict=True)):
+            if not np.array_equal(row, clean_row):
+                what = f"layer {layer}, {_count(row, clean_row)}"
+                yield _violation(clean, rank, "kv_cache", poison, what)
+
+
+def broken_by_poison(clean: StepRecord, poison: str, error: Exception) -> Violation:
+    """A step that ran clean and cannot run with unread memory poisoned has read it."""
+    what = f"the step failed: {type(error).__name__}: {error}"
+    return _violation(clean, None, "step", poison, what)
+
+
+def compare_again(first: StepRecord, second: StepRecord) -> Iterator[Violation]:
+    """C14: one violation for each output that a second replay changed."""
+    pairs: list[tuple[int | None, Any, Any]] = [(None, first, second)]
+    pairs += [(a.rank, a, b) for a, b in zip(first.ranks, second.ranks, strict=True)]
+    for rank, before, after in pairs:
+        for tensor in ("hidden", "logits", "sampled") if rank is None else ("hidden", "sampled"):
+            left, right = getattr(before, tensor), getattr(after, tensor)
+            if left is None or right is None or left.tobytes() == right.tobytes():
+                continue
+            message = f"a second replay on the same inputs changed {_count(left, right)}"
+            yield _made("C14", first, rank, tensor, message)
+
+
+def _violation(
+    record: StepRecord, rank: int | None, tensor: str, poison: str, what: str
+) -> Violation:
+    message = f"with unread memory poisoned ({poison}), not as without: {what}"
+    return _made("C16", record, rank, tensor, message)
+
+
+def _made(
+    contract: str, record: StepRecord, rank: int | None, tensor: str, message: str
+) -> Violation:
+    return Violation(
+        contract=contract,
+        arm=record.arm,
+        scenario=record.scenario,
+        step=record.step,
+        rank=rank,
+        tensor=tensor,
+        message=f"{message} (ran as {record.descriptor.label})",
+    )
+
+
+def _count(left: NDArray[Any], right: NDArray[Any]) -> str:
+    if left.shape != right.shape:
+        return f"shape {list(left.shape)} against {list(right.shape)}"
+    differs = left != right
+    return f"{int(differs.sum())} of {differs.size} values differ"
