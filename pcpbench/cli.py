@@ -258,6 +258,13 @@ def faults_run(
         int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
     ] = None,
     device: Device = "auto",
+    check: Annotated[
+        str,
+        typer.Option(
+            "--check",
+            help="quick: what one run shows; full: also second replays and poisoned runs.",
+        ),
+    ] = "quick",
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
@@ -273,6 +280,7 @@ def faults_run(
         dcp=dcp,
         interleave=interleave,
         device=device,
+        checks=check,
         markdown=markdown,
     )
     raise typer.Exit(run_faults(request))

@@ -75,7 +75,12 @@ def layer_skipped_on_one_rank(site: Site) -> None:
 
 def empty_share_skips_attention(site: Site) -> None:
     """A rank whose share of all rows is empty leaves out attention and its gathers."""
-    _attend(site, lambda self, context: not context.metadata.dcp_local_seq_lens.any())
+
+    def skips(_: MLAAttention, context: Any) -> bool:
+        lengths = context.metadata.dcp_local_seq_lens
+        return lengths is not None and not lengths.any()
+
+    _attend(site, skips)
 
 
 def wider_on_one_rank(site: Site) -> None:

@@ -42,11 +42,15 @@ def own_counts(site: Site) -> None:
 def global_requests(site: Site) -> None:
     """The global request count stands next to the rank-local token count."""
 
-    def faulty(_: Callable[..., int], self: PCPManager, num_tokens: Any, *args: Any) -> int:
-        site.hit()
-        return len(num_tokens)
+    def faulty(
+        count: Callable[..., tuple[int, int]], self: PCPManager, num_tokens: Any, *args: Any
+    ) -> tuple[int, int]:
+        counts = count(self, num_tokens, *args)
+        if len(num_tokens) != counts[0]:
+            site.hit()
+        return len(num_tokens), counts[1]
 
-    site.wrap(PCPManager, "get_num_reqs_for_dispatch", faulty)
+    site.wrap(PCPManager, "get_counts_for_dispatch", faulty)
 
 
 def largest_graph(site: Site) -> None:

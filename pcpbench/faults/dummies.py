@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,6 +18,7 @@ from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.faults.padding import padded_length_one
+from pcpbench.model import attention
 from pcpbench.pcp_manager import PCPManager
 
 IDLE: Final = replace(PCP, scenario="s3-idle-and-reuse")
@@ -51,6 +53,24 @@ def padding_reads_null_block(site: Site) -> None:
     """Padding rows attend to a null block that holds NaN."""
     _fill_null_block(site, torch.nan)
     padded_length_one(site)
+
+
+def unseen_keys_from_null_block(site: Site) -> None:
+    """Keys past a row's length are read from the null block and given weight zero."""
+    _fill_null_block(site, torch.nan)
+
+    def faulty(
+        gather: Callable[..., Tensor], cache: Tensor, table: Any, num_keys: list[int]
+    ) -> Tensor:
+        keys = gather(cache, table, num_keys)
+        if min(num_keys) == keys.shape[1]:
+            return keys
+        site.hit()
+        seen = np.arange(keys.shape[1]) < np.array(num_keys)[:, None]
+        null = cache[NULL_BLOCK_ID, 0].float()
+        return torch.where(torch.from_numpy(seen).unsqueeze(-1), keys, null)
+
+    site.wrap(attention, "_gather_keys", faulty)
 
 
 def dummy_with_real_slots(site: Site) -> None:
@@ -124,6 +144,8 @@ FAULTS: Final = (
             null_block_large, "C13", "C9", "C16", setting=EDGES),
     shipped("K05", "padding-reads-null-block", "Padding rows attend to a null block of NaN.",
             padding_reads_null_block, "C1", setting=EDGES),
+    shipped("K05", "unseen-keys-from-null-block", "Keys past a row's length come from a null block "
+            "of NaN, with weight 0.", unseen_keys_from_null_block, "C13", "C16"),
     shipped("K06", "dummy-with-real-slots", "A dummy run keeps the last step's slots and writes "
             "live KV.", dummy_with_real_slots, "C4", "C9", setting=IDLE),
     shipped("K06", "dummy-clears-global-tables", "A dummy run zeroes rows of the global block "

@@ -154,7 +154,7 @@ def captured_without_context(site: Site) -> None:
     async def forward(original: Forward, self: Worker, **kw: Any) -> Tensor:
         batch = self.local_batch
         assert batch is not None
-        lengths = batch.seq_lens_cpu_upper_bound.numpy()
+        lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
         shares = dcp_local_lens(lengths, self.dcp_size, self.dcp_rank, self.cp_interleave)
         is_empty[id(self.context)] = not shares.any()
         return await original(self, **kw)
@@ -195,7 +195,8 @@ def longest_baked(site: Site) -> None:
 
     def change(worker: Worker, metadata: AttentionMetadata) -> AttentionMetadata:
         assert worker.local_batch is not None
-        longest = int(worker.local_batch.seq_lens_cpu_upper_bound.max())
+        batch = worker.local_batch
+        longest = int((batch.num_computed_tokens_np + batch.num_scheduled_tokens).max())
         span = worker.block_tables.block_sizes[0] * worker.dcp_size
         columns = max(1, int(np.ceil(longest / span)))
         site.hit()

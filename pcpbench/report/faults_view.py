@@ -19,6 +19,30 @@ from pcpbench.results import Outcome
 
 NOTHING_EXPECTED: Final = "nothing"
 
+_INTRODUCTION: Final = """\
+# The fault catalogue, and what caught it
+
+Printed by `pcpbench faults run --markdown > docs/faults.md`; edit the catalogue, not this file.
+
+Each fault is injected into the built-in engine in the smallest world that can have it, and judged
+like any comparison of `eager` and `full`. It is *caught* when one of the findings expected of its
+class is there: a contract of [contracts.md](contracts.md), or a drift that leaves its budget. It is
+*misnamed* when only others are, *escaped* when the run passes, *crashed* when the engine raised
+what is no finding. An injection also counts how often it acted: one that never did is *not
+triggered* and proves nothing. `quiet` is what an entry of class K30 should be: it is no fault, and
+an alarm would be a false one. Clean runs are those of the same worlds and scenarios without a
+fault, before the first one (on engines just captured) and after the last (on engines that were used
+again).
+
+Two classes have no entry, because today's engine cannot have them: K20 (capture sizes and the
+decode query length) needs speculative decoding, K27 needs microbatches.
+
+An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
+`pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context
+manager that is given the engines of all arms and puts back what it changed), the findings expected,
+and the world and scenario that trigger it.
+"""
+
 
 def print_catalogue(faults: Sequence[FaultInfo], console: Console) -> None:
     """Name, class, findings expected, and what each fault does."""
@@ -69,7 +93,8 @@ def summary(result: FaultsResult) -> str:
 
 
 def print_markdown(result: FaultsResult) -> None:
-    """The same as a Markdown table on stdout."""
+    """The whole of `docs/faults.md` on stdout: the same as a Markdown table."""
+    print(_INTRODUCTION)
     print("| fault | class | what goes wrong | where | expected | fired | verdict |")
     print("|---|---|---|---|---|---|---|")
     for run in result.runs:
@@ -84,7 +109,11 @@ def print_markdown(result: FaultsResult) -> None:
             run.verdict.value,
         )
         print(f"| {' | '.join(cells)} |")
+    told = [run for run in result.runs if run.verdict not in GOOD]
     print(f"\n{summary(result)}")
+    for run in told:
+        said = run.detail or "every contract held and every drift stayed in its budget."
+        print(f"\n- `{run.fault.name}` {run.verdict.value}: {said}")
     sys.stdout.flush()
 
 

@@ -19,7 +19,7 @@ import torch
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.scheduler import make_plan
-from pcpbench.errors import MeasuredFailure
+from pcpbench.errors import MeasuredFailure, UsageError
 from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
 from pcpbench.faults.fault import Fault, Setting, Site
 from pcpbench.faults.registry import choose_faults
@@ -28,7 +28,7 @@ from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import make_console
 from pcpbench.report.faults_view import print_catalogue, print_faults, print_markdown
 from pcpbench.report.progress import Progress, make_progress
-from pcpbench.request import EngineOptions
+from pcpbench.request import CHECKS, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.ladder import build_ladder
@@ -47,7 +47,13 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     dcp: int | None = None
     interleave: int | None = None
     device: str = "auto"
+    checks: str = "quick"
     markdown: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for a request that could not be run whatever the machine is."""
+        if self.checks not in CHECKS:
+            raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
 
     def settings(self, fault: Fault) -> list[Setting]:
         """Where to run a fault: its own setting, or the world and the scenarios asked for.
@@ -81,8 +87,9 @@ def run_list() -> int:
 def run_faults(request: FaultsRequest) -> int:
     """Run the faults asked for, print the table and return the exit code."""
     start = time.perf_counter()
+    request.check()
     device = resolve_device(request.device)
-    runner = FaultRunner(device)
+    runner = FaultRunner(device, request.checks)
     cases = [
         (fault, setting)
         for fault in choose_faults(request.faults)
@@ -121,10 +128,13 @@ def finding_order(finding: str) -> tuple[int, str]:
 
 
 class FaultRunner:
-    """Runs faults on one device and keeps the stand of the setting that it is at."""
+    """Runs faults on one device and keeps the stand of the setting that it is at.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    checks: `quick` or `full` contracts; full ones add second replays and poisoned runs.
+    """
+
+    def __init__(self, device: torch.device, checks: str = "quick") -> None:
+        self._device, self._checks = device, checks
         self._target = BuiltinTarget(device, resolve_backend("auto", device))
         self._at: Setting | None = None
         self._stand: Stand | None = None
@@ -248,6 +258,7 @@ class FaultRunner:
             dtype=_options(setting).dtype,
             teacher_forced=True,
             repetitions=0,
+            checks=self._checks,
         )
 
 

@@ -1,0 +1,143 @@
+"""`pcpbench faults run`: verdicts, exit codes, and faults of several classes end to end."""
+
+from dataclasses import replace
+
+import pytest
+
+from pcpbench import cli
+from pcpbench.fault_results import CleanRun, FaultRun, FaultsResult, Verdict
+from pcpbench.faults import registry
+from pcpbench.faults.fault import Setting, planted
+from pcpbench.session import faults as session
+from pcpbench.session.faults import FaultsRequest, info_of, verdict_of
+
+KNOWN = {fault.name: fault for fault in registry.SHIPPED}
+SOUND = KNOWN["stale-padded-seq-lens"]
+SEVERAL = (
+    "stale-padded-seq-lens",
+    "stale-block-rows",
+    "positions-buffer-moved",
+    "weight-updated-by-rebinding",
+    "new-blocks-late",
+    "global-count-for-dispatch",
+    "layer-skipped-on-one-rank",
+    "restore-index-off-by-one",
+)
+
+
+def run_with(monkeypatch, *faults, arguments=()):
+    monkeypatch.setattr(session, "choose_faults", lambda names: list(faults))
+    return cli.run(["faults", "run", *arguments])
+
+
+def harmless(site):
+    site.hit()
+
+
+def broken(site):
+    site.hit()
+    raise RuntimeError("this injection does not fit")
+
+
+def test_faults_of_eight_classes_are_caught_on_one_stand(capsys):
+    arguments = [part for name in SEVERAL for part in ("--fault", name)]
+    assert cli.run(["faults", "run", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "8 of 8 faults caught (100 %); 0 false alarms over 2 clean runs" in printed
+
+
+def test_a_fault_that_only_dcp_has_is_caught(capsys):
+    assert cli.run(["faults", "run", "--fault", "interleave-off-by-one"]) == 0
+    assert "1 of 1 fault caught" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_fault_that_escapes_is_exit_1_and_is_named(monkeypatch, capsys):
+    fault = replace(SOUND, name="no-effect", inject=planted(harmless))
+    assert run_with(monkeypatch, fault) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Escaped no-effect" in printed
+    assert "0 of 1 fault caught" in printed
+
+
+def test_an_injection_that_breaks_is_a_crash_and_the_next_one_still_runs(monkeypatch, capsys):
+    fault = replace(SOUND, name="broken", inject=planted(broken))
+    assert run_with(monkeypatch, fault, SOUND, arguments=["--markdown"]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert any("`broken`" in line and line.endswith("| crashed |") for line in lines)
+    assert any(f"`{SOUND.name}`" in line and line.endswith("| caught |") for line in lines)
+
+
+def test_what_must_not_be_reported_and_is_makes_exit_1(monkeypatch, capsys):
+    noise = replace(SOUND, name="noise", class_id="K30", contracts=frozenset())
+    assert run_with(monkeypatch, noise) == 1
+    assert "1 false alarm over" in " ".join(capsys.readouterr().out.split())
+
+
+def test_nothing_that_the_world_can_hold_is_exit_3(capsys):
+    assert cli.run(["faults", "run", "--fault", "interleave-off-by-one", "--pcp", "2"]) == 3
+    assert "needs dcp 2 or more" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_world_that_the_engine_refuses_is_exit_2_before_anything_runs(capsys):
+    arguments = ["--fault", SOUND.name, "--pcp", "2", "--dcp", "2"]
+    assert cli.run(["faults", "run", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "dcp" in captured.err or "decode_context_parallel_size" in captured.err
+
+
+def test_full_checks_fire_what_quick_ones_do_not_look_for(capsys):
+    arguments = ["--fault", "unseen-keys-from-null-block", "--markdown"]
+    fired = {}
+    for check in ("quick", "full"):
+        assert cli.run(["faults", "run", *arguments, "--check", check]) == 0
+        (row,) = [r for r in capsys.readouterr().out.splitlines() if r.startswith("| `unseen")]
+        fired[check] = row.split("|")[6].strip()
+    assert fired == {"quick": "C13", "full": "C13, C16"}
+
+
+def test_an_unknown_check_is_exit_2(capsys):
+    assert cli.run(["faults", "run", "--check", "most"]) == 2
+    assert "--check is 'most'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fired", "num_hits", "verdict"),
+    [
+        (("C1", "C5"), 1, Verdict.CAUGHT),
+        (("C5",), 1, Verdict.MISNAMED),
+        ((), 1, Verdict.ESCAPED),
+        (("C1",), 0, Verdict.NOT_TRIGGERED),
+    ],
+)
+def test_a_verdict_needs_an_expected_finding_and_an_injection_that_acted(fired, num_hits, verdict):
+    assert SOUND.contracts == {"C1"}
+    assert verdict_of(SOUND, fired, num_hits) is verdict
+
+
+def test_a_named_world_is_named_whole_and_scenarios_multiply():
+    request = FaultsRequest(pcp=4, scenarios=("s1-grow-shrink", "preemption"))
+    assert request.settings(KNOWN["interleave-off-by-one"]) == [
+        Setting(pcp=4, scenario="s1-grow-shrink"),
+        Setting(pcp=4, scenario="preemption"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "accused", "exit_code"),
+    [
+        ([Verdict.CAUGHT, Verdict.NOT_RUN], (), 0),
+        ([Verdict.CAUGHT, Verdict.MISNAMED], (), 1),
+        ([Verdict.CAUGHT], ("C4",), 1),
+        ([Verdict.NOT_RUN, Verdict.NOT_TRIGGERED], (), 3),
+    ],
+)
+def test_the_exit_code_is_that_of_the_worst(verdicts, accused, exit_code):
+    runs = tuple(
+        FaultRun(
+            fault=info_of(SOUND), world="pcp 2", scenario="s", fired=(), verdict=verdict, detail=""
+        )
+        for verdict in verdicts
+    )
+    clean = (CleanRun(world="pcp 2", scenario="s", accused=accused),)
+    assert FaultsResult(runs=runs, clean=clean).exit_code == exit_code
