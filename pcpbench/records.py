@@ -32,6 +32,8 @@ class RankRecord:
     dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to the dispatcher.
     collectives: (kind, group, shape, dtype) in order of issue.
     hidden, sampled: as in StepRecord, but this rank's own; None where the target has only one.
+    sampled_rows [num_sampled]: tokens of the global batch that were sampled from; None where the
+    target cannot tell.
     """
 
     rank: int
@@ -57,6 +59,7 @@ class RankRecord:
     collectives: tuple[tuple[str, tuple[int, ...], tuple[int, ...], str], ...] = ()
     hidden: NDArray[np.float32] | None = None
     sampled: IntArray | None = None
+    sampled_rows: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

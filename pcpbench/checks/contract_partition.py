@@ -28,6 +28,31 @@ def check_partition(view: StepView) -> Iterator[Violation]:
                 yield view.violation("C7", record.rank, tensor, message)
     yield from _check_cover(view)
     yield from _check_outputs(view)
+    yield from _check_sampling(view)
+
+
+def _check_sampling(view: StepView) -> Iterator[Violation]:
+    """A request that is due samples the best token of its last scheduled position, on every rank.
+
+    Queries of 3, 1 and 2 tokens of which the first and last are due sample from rows 2 and 5.
+    """
+    if view.expected is None:
+        return
+    ends = np.cumsum([request.num_scheduled_tokens for request in view.plan.scheduled])
+    due = np.array([request.samples for request in view.plan.scheduled], dtype=np.bool_)
+    for record in view.record.ranks:
+        if record.sampled_rows is not None:
+            message = mismatch("sampled_rows", record.sampled_rows, ends[due] - 1, "request due")
+            if message:
+                yield view.violation("C7", record.rank, "sampled_rows", message)
+    logits, sampled = view.record.logits, view.record.sampled
+    if len(sampled) and len(logits) == len(sampled):
+        chosen = logits[np.arange(len(sampled)), sampled]
+        worse = np.flatnonzero(chosen < logits.max(axis=-1))
+        if len(worse):
+            at = int(worse[0])
+            message = f"token {int(sampled[at])} was sampled at {at}, and its logit is not the best"
+            yield view.violation("C7", None, "sampled", message)
 
 
 def _check_outputs(view: StepView) -> Iterator[Violation]:

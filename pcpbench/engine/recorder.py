@@ -114,6 +114,7 @@ def _rank_record(
         collectives=tuple(worker.groups.log),
         hidden=None if sampled is None else _wide(sampled.hidden),
         sampled=None if sampled is None else _host(sampled.tokens),
+        sampled_rows=None if sampled is None else np.array(sampled.rows),
     )
 
 

@@ -27,15 +27,20 @@ from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
 from pcpbench.plan import StepPlan
+from pcpbench.records import IntArray
 
 
 @dataclass
 class Sampled:
-    """What sampling left on one rank: tokens [n], logits [n, vocab], hidden [tokens, hidden]."""
+    """What sampling left on one rank: tokens [n], logits [n, vocab], hidden [tokens, hidden].
+
+    rows [n]: which tokens of the global batch were sampled from.
+    """
 
     tokens: Tensor
     logits: Tensor
     hidden: Tensor
+    rows: IntArray
 
 
 class Worker:
@@ -239,9 +244,9 @@ class Worker:
             hidden, batch = self.pcp_manager.restore_for_sampling(gathered)
         hidden = hidden[: batch.num_tokens]
         samples = [row for row, request in enumerate(plan.scheduled) if request.samples]
-        last_tokens = batch.query_start_loc_np[1:][samples] - 1
-        logits = self.model.compute_logits(hidden[torch.from_numpy(last_tokens).to(self.device)])
-        return Sampled(logits.argmax(-1), logits, hidden)
+        rows = batch.query_start_loc_np[1:][samples] - 1
+        logits = self.model.compute_logits(hidden[torch.from_numpy(rows).to(self.device)])
+        return Sampled(logits.argmax(-1), logits, hidden, rows)
 
     def post_update(self, plan: StepPlan, tokens: Tensor) -> None:
         """Advance the device's cursors and write the sampled (or forced) tokens [n] back."""

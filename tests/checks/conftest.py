@@ -99,6 +99,9 @@ def good_record(plan, step, setup, expected, descriptor=NONE, miss_reason="", se
     """The record of an engine that did everything right, with columns past a row's blocks dirty."""
     rng = np.random.default_rng([seed, step.index])
     sampled = [r.req_id for r in step.scheduled if r.samples]
+    tokens = rng.integers(VOCAB, size=len(sampled))
+    logits = rng.standard_normal((len(sampled), VOCAB)).astype(np.float32)
+    logits[np.arange(len(tokens)), tokens] = 9.0  # what was sampled is the best, as it must be
     return StepRecord(
         arm=setup.name,
         scenario=plan.scenario,
@@ -107,8 +110,8 @@ def good_record(plan, step, setup, expected, descriptor=NONE, miss_reason="", se
         miss_reason=miss_reason,
         ranks=tuple(_rank_record(e, expected, descriptor) for e in expected.ranks),
         sampled_req_ids=tuple(sampled),
-        sampled=rng.integers(VOCAB, size=len(sampled)),
-        logits=rng.standard_normal((len(sampled), VOCAB)).astype(np.float32),
+        sampled=tokens,
+        logits=logits,
         hidden=rng.standard_normal((step.num_tokens, HIDDEN)).astype(np.float32),
     )
 

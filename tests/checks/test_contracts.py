@@ -604,3 +604,24 @@ def test_a_record_of_the_wrong_shapes_is_reported_and_does_not_raise(kit, decode
     nothing = kit.change_rank(record, 0, slot_mappings=empty, block_tables=(empty,))
     assert isinstance(nothing, StepRecord)
     assert {v.contract for v in judge(bench, step, expected, nothing)} == {"C4", "C5"}
+
+
+def test_sampling_is_from_the_last_token_of_each_request_that_is_due(prefill, kit):
+    """Prompts of 3, 8 and 5 end at rows 2, 10 and 15; first tokens lie at 0, 3 and 11."""
+    bench, step, expected, record = prefill()
+    right = kit.change_rank(record, 1, sampled_rows=np.array([2, 10, 15]))
+    assert judge(bench, step, expected, right) == []
+    for wrong in ([0, 3, 11], [2, 10, 14], [2, 10]):
+        broken = kit.change_rank(record, 1, sampled_rows=np.array(wrong))
+        found = [(v.contract, v.rank, v.tensor) for v in judge(bench, step, expected, broken)]
+        assert found == [("C7", 1, "sampled_rows")]
+
+
+def test_what_is_sampled_is_the_best_token_or_one_that_ties_with_it(prefill):
+    bench, step, expected, record = prefill()
+    best, other = record.sampled[1], (record.sampled[1] + 1) % record.logits.shape[1]
+    tie = replace(record, logits=put(record.logits, (1, other), record.logits[1, best]))
+    assert judge(bench, step, expected, tie) == []
+    better = replace(record, logits=put(record.logits, (1, other), 10.0))
+    found = [(v.contract, v.tensor) for v in judge(bench, step, expected, better)]
+    assert found == [("C7", "sampled")]

@@ -172,7 +172,9 @@ def test_a_replay_of_the_step_before_is_called_stale(kit):
             kept[step.index] = record
         if arm == "full" and step.index == 3:
             before = kept[2]
-            return replace(record, hidden=before.hidden, logits=before.logits)
+            return replace(
+                record, hidden=before.hidden, logits=before.logits, sampled=before.sampled
+            )
         return record
 
     result = trial.run(stale).finish()
@@ -401,18 +403,18 @@ def test_free_running_arms_are_compared_until_they_part(kit):
             return record
         hidden, logits, tokens = record.hidden.copy(), record.logits.copy(), record.sampled.copy()
         if step.index == 1:
-            logits[1] = 0
             tokens[1] = (tokens[1] + 1) % 11
             return replace(record, sampled=tokens)
         if step.index > 1:
             hidden[1] += 3
-            logits[1] += np.arange(11)
+            logits[1] *= 3
         return replace(record, hidden=hidden, logits=logits)
 
     result = trial.run(part).finish()
     partition = result.drifts[0]
     assert partition.token_mismatches == 1
-    assert result.violations == ()
+    named = [(v.contract, v.arm, v.step, v.tensor) for v in result.violations]
+    assert named == [("C7", "reference", 1, "sampled")], "a token that its logits do not favour"
     assert result.first_differences[0].step == 1
     assert result.first_differences[0].tensor == "sampled"
     assert partition.worst.tensor == "sampled"

@@ -215,3 +215,43 @@ def test_memory_that_nobody_owns_fails_a_compare_too(bench, monkeypatch):
     assert result.outcome is Outcome.FAIL
     assert {v.contract for v in result.violations} == {"C8"}
     assert "nobody owns" in result.violations[0].message
+
+
+def test_sampling_from_the_wrong_row_is_named_though_all_arms_do_it(bench, monkeypatch):
+    from pcpbench.engine.worker import Worker
+
+    sample = Worker.sample
+
+    async def first_rows(self, hidden, plan):
+        batch = self.global_batch
+        right = batch.query_start_loc_np.copy()
+        batch.query_start_loc_np[1:] -= batch.num_scheduled_tokens - 1
+        try:
+            return await sample(self, hidden, plan)
+        finally:
+            batch.query_start_loc_np[:] = right
+
+    trial = bench("s4-one-token-prompts")
+    monkeypatch.setattr(Worker, "sample", first_rows)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    named = {(v.contract, v.tensor) for v in result.violations}
+    assert named == {("C7", "sampled_rows")}
+    assert {v.arm for v in result.violations} >= {"reference", "eager", "full"}
+
+
+def test_a_token_that_is_not_the_best_is_named(bench, monkeypatch):
+    from pcpbench.engine.worker import Worker
+
+    sample = Worker.sample
+
+    async def faulty(self, hidden, plan):
+        sampled = await sample(self, hidden, plan)
+        sampled.tokens = sampled.logits.argmin(-1)
+        return sampled
+
+    trial = bench("s2-capture-edges")
+    monkeypatch.setattr(Worker, "sample", faulty)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert {(v.contract, v.tensor) for v in result.violations} == {("C7", "sampled")}
