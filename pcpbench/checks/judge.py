@@ -175,6 +175,11 @@ class ScenarioJudge:
         """Worst drift of every step so far, pair after pair."""
         return [drift for tally in self.pairs for drift in tally.step_drifts()]
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether what was observed so far can no longer pass."""
+        return bool(self._failures())
+
     def finish(
         self,
         timings: Iterable[StepTiming] = (),
@@ -207,7 +212,7 @@ class ScenarioJudge:
             tpot_ratio=ratio(base.tpot, candidate.tpot),
             itl_ratio=ratio(base.itl, candidate.itl),
             launch_ratio=ratio(base.launch, candidate.launch),
-            notices=tuple(notices),
+            notices=(*notices, *(n for tally in self.arms.values() for n in tally.notices())),
             wall_s=wall_s,
             num_violations=self._num_violations(),
         )
@@ -337,7 +342,7 @@ class ScenarioJudge:
         reasons += self.non_finite.values()
         for tally in self.pairs:
             if tally.first is not None and tally.pair.kind != "capture":
-                reasons.append(_drift_reason(tally))
+                reasons.append(tally.reason())
         return reasons
 
     def _gaps(self) -> list[str]:
@@ -383,18 +388,4 @@ def _capture_violation(
             f"{drift.num_elements} values differ{size} ({drift.outcome}, ran as "
             f"{record.descriptor.label})" + (f"; {where}" if where else "")
         ),
-    )
-
-
-def _drift_reason(tally: PairTally) -> str:
-    difference = tally.first
-    assert difference is not None
-    drift = difference.drift
-    size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
-    rank = "" if difference.rank is None else f", rank {difference.rank}"
-    layer = "" if difference.layer is None else f", layer {difference.layer}"
-    return (
-        f"{drift.kind} drift of {difference.arm} from {difference.twin} {drift.outcome}, first at "
-        f"step {difference.step}{rank}{layer}, {drift.tensor}: {drift.num_mismatched} of "
-        f"{drift.num_elements} values differ{size}"
     )

@@ -17,7 +17,7 @@ from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
-from pcpbench.records import Difference, Drift, StepRecord
+from pcpbench.records import Difference, Drift, Notice, StepRecord
 from pcpbench.results import ArmSummary, DriftSummary, StepDrift
 
 
@@ -84,6 +84,18 @@ class ArmTally:
             else "none of them fits a captured size"
         )
         return f"{name}: no step was served by FULL, of {self.decode_steps} decode steps; {why}"
+
+    def notices(self) -> list[Notice]:
+        """What this arm was configured for and could not show, though it ran as asked otherwise."""
+        prefill_steps = self.steps_computed - self.decode_steps
+        wanted = self.setup.mode.mixed_mode() is CUDAGraphMode.PIECEWISE
+        if not wanted or not prefill_steps or self.modes[CUDAGraphMode.PIECEWISE]:
+            return []
+        message = (
+            f"{self.setup.name}: none of the {prefill_steps} steps with a prefill was served by a "
+            "PIECEWISE graph; name larger --capture-sizes to have their sizes captured."
+        )
+        return [Notice(setting="capture_sizes", message=message)]
 
     def summary(self, times: ArmTimes | None) -> ArmSummary:
         """The arm's part of a result."""
@@ -163,4 +175,18 @@ class PairTally:
             token_mismatches=self.token_mismatches,
             max_kl=self.max_kl,
             ok=is_ok(self.worst) and self.first is None,
+        )
+
+    def reason(self) -> str:
+        """The first drift that was not allowed, in a sentence."""
+        difference = self.first
+        assert difference is not None
+        drift = difference.drift
+        size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
+        rank = "" if difference.rank is None else f", rank {difference.rank}"
+        layer = "" if difference.layer is None else f", layer {difference.layer}"
+        return (
+            f"{drift.kind} drift of {difference.arm} from {difference.twin} {drift.outcome}, first "
+            f"at step {difference.step}{rank}{layer}, {drift.tensor}: {drift.num_mismatched} of "
+            f"{drift.num_elements} values differ{size}"
         )

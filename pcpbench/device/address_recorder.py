@@ -6,19 +6,18 @@ because pcpbench launches them inside custom ops with declared mutations. Knows 
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from pcpbench.device.graph import ExternalUse
+from pcpbench.device.host_graph.source import calling_source
+from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
 
-class AddressRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class AddressRecorder(QuietDispatchMode):
     """Collects the storages that a stretch of code uses but did not allocate.
 
     externals: one entry a storage, in order of first use. num_ops: dispatched ops that were not
@@ -32,11 +31,6 @@ class AddressRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._made: set[int] = set()
         self._external: dict[int, ExternalUse] = {}
         self._held: list[torch.UntypedStorage] = []
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare every operation a wrapper that is of use only under torch.compile."""
-        return False
 
     @property
     def externals(self) -> tuple[ExternalUse, ...]:
@@ -86,15 +80,5 @@ class AddressRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             reads=not writes if known is None else known.reads or not writes,
             writes=writes if known is None else known.writes or writes,
             op=op if known is None else known.op,
-            source=source_line() if known is None else known.source,
+            source=calling_source().text if known is None else known.source,
         )
-
-
-def source_line(skip: Callable[[str], bool] | None = None) -> str:
-    """`file.py:line` of the nearest caller outside torch and outside this package's recorders."""
-    for frame in reversed(traceback.extract_stack()):
-        name = frame.filename.replace("\\", "/")
-        inside = "/torch/" in name or "/pcpbench/device/" in name
-        if not inside and not (skip is not None and skip(name)):
-            return f"{name.rsplit('/', 1)[-1]}:{frame.lineno}"
-    return "unknown"

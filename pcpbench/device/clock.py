@@ -17,7 +17,8 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
 NUM_FLOOR_RUNS = 5
 
@@ -38,18 +39,13 @@ class Clock(Protocol):
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 
-class _CallRecorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _CallRecorder(QuietDispatchMode):
     """Keeps every operation of a run with its arguments, and what mutated storages held before."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        """Spare every operation a wrapper that is of use only under torch.compile."""
-        return False
 
     def __torch_dispatch__(
         self,

@@ -66,7 +66,8 @@ class Trial:
         broken = self._verify()
         if not broken and self.is_full:
             self._verify_poisoned()
-        if not broken and self.repetitions:
+        # A scenario that failed has no speed to quote.
+        if not broken and self.repetitions and not self._judge.has_failed:
             arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
             forced = self._tokens if self.teacher is not None else None
             self.timings = time_arms(

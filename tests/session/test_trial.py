@@ -77,3 +77,26 @@ def test_times_cover_every_repetition_of_both_arms(bench):
             assert {t.step for t in mine} == steps
     floored = {t.step for t in trial.trial.timings if t.kernel_s is not None}
     assert len(floored) == 12
+
+
+def test_a_mixed_mode_whose_prefills_all_ran_eagerly_says_so(bench):
+    result = bench("s2-capture-edges", "full_and_piecewise", capture_sizes="1,2").run()
+    told = [notice.message for notice in result.notices]
+    assert any("none of the 1 steps with a prefill was served by a PIECEWISE" in m for m in told)
+    assert bench("s2-capture-edges", "full_and_piecewise").run().notices == ()
+
+
+def test_a_scenario_that_failed_is_not_timed(bench, monkeypatch):
+    from pcpbench.engine.worker import Worker
+
+    sample = Worker.sample
+
+    async def faulty(self, hidden, plan):
+        sampled = await sample(self, hidden, plan)
+        sampled.tokens = sampled.logits.argmin(-1)
+        return sampled
+
+    trial = bench("s2-capture-edges")
+    monkeypatch.setattr(Worker, "sample", faulty)
+    assert trial.run(repetitions=1).outcome is Outcome.FAIL
+    assert trial.trial.timings == []

@@ -15,6 +15,9 @@ _HELPERS = tuple(
     os.path.dirname(os.path.abspath(file)) + os.sep
     for file in (__file__, torch.__file__, np.__file__)
 )
+_ADDRESS_RECORDER = os.path.join(
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "address_recorder.py"
+)
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"] + os.sep
 
 
@@ -32,7 +35,7 @@ class Source:
 
 
 def calling_source() -> Source:
-    """The innermost frame outside torch, numpy, Triton, the standard library and this backend."""
+    """The innermost frame outside torch, numpy, Triton, the standard library and our recorders."""
     in_triton = False
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -58,7 +61,7 @@ def source_of(error: BaseException) -> str:
 
 
 def _is_helper(path: str) -> bool:
-    if path.startswith(_HELPERS):
+    if path.startswith(_HELPERS) or path == _ADDRESS_RECORDER:
         return True
     return path.startswith(_STANDARD_LIBRARY) and "site-packages" not in path
 
