@@ -3,8 +3,8 @@
 One engine runs the steps of a scenario over and over: as it is, with 100 us of Python in each step,
 with a kernel of 200 us, and with both, in turn. Python must appear in launch overhead and not in
 kernel time, the kernel the other way round. One engine, because two equal ones differ by tens of
-microseconds for where their memory lies. Walls and floors are the least of all repetitions, as in
-a compare. Prints what was read back, with the standard error.
+microseconds for where their memory lies. Walls and floors are taken in pairs, as in a compare.
+Prints what was read back, with the standard error.
 
 Run: python benchmarks/launch_overhead.py [--repetitions N] [--scenario NAME]
 """
@@ -30,7 +30,7 @@ from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.session.stand import StandBuilder
-from pcpbench.session.timing import floor_steps
+from pcpbench.session.timing import record_kernels
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
 
 PYTHON_S, KERNEL_S = 100e-6, 200e-6
@@ -40,7 +40,6 @@ PLANTED = {
     "200 us kernel": (0.0, KERNEL_S),
     "both": (PYTHON_S, KERNEL_S),
 }
-NUM_FLOOR_PASSES = 5
 CPU = torch.device("cpu")
 
 _library = torch.library.Library("pcpbench_benchmarks", "DEF")
@@ -101,55 +100,57 @@ def build(like: str, plan: ScenarioPlan, options: EngineOptions) -> BuiltinArm:
 
 
 def measure(like: str, arm: BuiltinArm, plan: ScenarioPlan, repetitions: int) -> None:
-    """Time all variants in turn and print what was planted against what is read back."""
+    """Time all variants in turn, as a compare does, and print what was planted and what is seen."""
     clock, planted = make_clock(CPU), Planted(arm)
-    names, chosen = list(PLANTED), floor_steps(plan)
-    walls: dict[str, dict[int, float]] = {name: {} for name in names}
-    floors: dict[str, dict[int, float]] = {name: {} for name in names}
+    names = list(PLANTED)
+    kernels = {}
+    for name in names:
+        planted.costs = PLANTED[name]
+        kernels[name] = record_kernels([arm], plan, None, clock)
+    launches: dict[str, Samples] = {name: {} for name in names}
+    floors: dict[str, Samples] = {name: {} for name in names}
     gc.collect()
     gc.disable()
-    for repetition in range(repetitions + NUM_FLOOR_PASSES):
-        is_floor = repetition >= repetitions
+    for repetition in range(repetitions):
         for turn in range(len(names)):
             name = names[(turn + repetition) % len(names)]
             planted.costs = PLANTED[name]
             arm.start(plan)
             for step in plan.steps:
                 start = clock.now()
-                if is_floor and step.index in chosen:
-                    seconds = clock.kernel_floor(lambda step=step: arm.execute(step))
-                    floors[name][step.index] = min(seconds, floors[name].get(step.index, seconds))
-                    continue
                 arm.execute(step)
-                seconds = clock.now() - start
-                if step.scheduled:
-                    walls[name][step.index] = min(seconds, walls[name].get(step.index, seconds))
+                wall_s = clock.now() - start
+                floor = kernels[name].get((like, step.index))
+                if floor is not None:
+                    kernel_s = floor.seconds()
+                    floors[name].setdefault(step.index, []).append(kernel_s)
+                    launches[name].setdefault(step.index, []).append(wall_s - kernel_s)
     gc.enable()
-    report(like, walls, floors)
+    report(like, launches, floors)
 
 
-Samples = dict[str, dict[int, float]]
+Samples = dict[int, list[float]]
 
 
-def report(
-    like: str, walls: dict[str, dict[int, float]], floors: dict[str, dict[int, float]]
-) -> None:
+def report(like: str, launches: dict[str, Samples], floors: dict[str, Samples]) -> None:
     base = "nothing"
-    wall = 1e6 * np.median(list(walls[base].values()))
-    kernel = 1e6 * np.median(list(floors[base].values()))
-    print(f"\n{like}: a step takes {wall:.0f} us, of which kernels {kernel:.0f} us (medians)")
+    launch, kernel = (
+        1e6 * np.median([np.median(values) for values in samples[base].values()])
+        for samples in (launches, floors)
+    )
+    print(f"\n{like}: launch overhead {launch:.0f} us a step, kernels {kernel:.0f} us (medians)")
     print(f"{'planted':<16}{'launch overhead, us':>22}{'kernel time, us':>22}")
     for name in [name for name in PLANTED if name != base]:
-        in_wall, in_kernel = (deltas(one, name, base) for one in (walls, floors))
-        launch = np.median(in_wall) - np.median(in_kernel)
-        error = error_of_median(in_kernel)
-        both = np.hypot(error_of_median(in_wall), error)
-        kernels = f"{np.median(in_kernel):+.0f} +- {error:.0f}"
-        print(f"{name:<16}{f'{launch:+.0f} +- {both:.0f}':>22}{kernels:>22}")
+        cells = [read_back(samples, name, base) for samples in (launches, floors)]
+        print(f"{name:<16}{cells[0]:>22}{cells[1]:>22}")
 
 
-def deltas(samples: Samples, name: str, base: str) -> np.ndarray:
-    return 1e6 * np.array([samples[name][step] - samples[base][step] for step in samples[base]])
+def read_back(samples: dict[str, Samples], name: str, base: str) -> str:
+    """Median over steps and repetitions of what a planted step took more, with its error."""
+    more = 1e6 * np.concatenate(
+        [np.subtract(samples[name][step], samples[base][step]) for step in samples[base]]
+    )
+    return f"{np.median(more):+.0f} +- {error_of_median(more):.0f}"
 
 
 def error_of_median(samples: np.ndarray) -> float:

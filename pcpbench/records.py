@@ -106,7 +106,7 @@ class StepTiming:
 
     wall_s: preparation, forward pass and sampling of all ranks that this process runs.
     submit_s: the part until the last launch call returned (equals wall_s on a CPU).
-    kernel_s: kernel floor of the step; None in a repetition that did not measure it.
+    kernel_s: kernel floor, measured right after the step; None for a step without that.
     """
 
     arm: str
@@ -116,6 +116,16 @@ class StepTiming:
     wall_s: float
     submit_s: float
     kernel_s: float | None = None
+
+    def launch_s(self, async_device: bool) -> float | None:
+        """Launch overhead (SPEC 13): what the host took to issue the step.
+
+        A device that runs behind the host: until the last launch call returned. A CPU: wall time
+        less kernel floor, which may come out negative where there is nothing to see.
+        """
+        if async_device:
+            return self.submit_s
+        return None if self.kernel_s is None else self.wall_s - self.kernel_s
 
 
 @dataclass(frozen=True, kw_only=True)

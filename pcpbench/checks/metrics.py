@@ -5,9 +5,8 @@ dummy steps included. A token's time is the end of the step that sampled it.
     TPOT of a request = (last token time - first token time) / (output tokens - 1)
     ITL               = gap between successive tokens of a request
     TTFT              = first token time - start of the request's arrival step
-    launch overhead   = least wall time of a step over repetitions - its kernel floor (CPU), or
-                        the median submit time (a device that runs behind the host)
-    kernel floor      = median over the repetitions that measured it
+    launch overhead   = wall time of a step - its kernel floor in the same repetition (CPU), or
+                        its submit time (a device that runs behind the host)
 The arrival step is the first step that starts, on the scenario's clock, at or after the request's
 arrival, and never later than the step that admitted it: waiting for a place in the batch counts,
 waiting for a step to begin does not. All ranks of a process run one after the other, so these times
@@ -70,13 +69,16 @@ def arm_times(
     for repetition, steps in sorted(by_repetition.items()):
         for index in busy:
             if index in steps:
-                times.step[(str(index), repetition)] = steps[index].wall_s
+                key, timing = (str(index), repetition), steps[index]
+                times.step[key] = timing.wall_s
+                if timing.kernel_s is not None:
+                    times.kernel[key] = timing.kernel_s
+                launch_s = timing.launch_s(async_device)
+                if launch_s is not None:
+                    times.launch[key] = launch_s
         if all(step.index in steps for step in plan.steps):
             walls = [steps[step.index].wall_s for step in plan.steps]
             _add_requests(times, request_times(plan, walls), repetition)
-    for index in busy:
-        here = [steps[index] for steps in by_repetition.values() if index in steps]
-        _add_launch(times, index, here, async_device)
     return times
 
 
@@ -125,26 +127,6 @@ def _add_requests(times: ArmTimes, requests: Mapping[str, RequestTimes], repetit
             times.tpot[(req_id, repetition)] = (tokens[-1] - tokens[0]) / (len(tokens) - 1)
         for gap in range(1, len(tokens)):
             times.itl[(f"{req_id}#{gap}", repetition)] = tokens[gap] - tokens[gap - 1]
-
-
-def _add_launch(
-    times: ArmTimes, index: int, timings: Sequence[StepTiming], async_device: bool
-) -> None:
-    """One launch and one kernel sample a step (repetition 0: they sum up the repetitions).
-
-    The floor is the least of several runs, so it is the least wall time that it is taken from: what
-    a busy machine adds to a step is no launch overhead. Wall times come from the repetitions that
-    did not measure kernels, where there are any.
-    """
-    kernels = [timing.kernel_s for timing in timings if timing.kernel_s is not None]
-    plain = [timing for timing in timings if timing.kernel_s is None] or list(timings)
-    key = (str(index), 0)
-    if kernels:
-        times.kernel[key] = float(np.median(kernels))
-    if async_device and plain:
-        times.launch[key] = float(np.median([timing.submit_s for timing in plain]))
-    elif kernels and plain:
-        times.launch[key] = min(t.wall_s for t in plain) - times.kernel[key]
 
 
 def paired(base: Samples, candidate: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

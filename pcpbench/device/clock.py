@@ -3,10 +3,10 @@
 Owns how launch overhead is measured. On a CPU operations run synchronously, so a step's wall time
 is kernel time plus everything Python and the dispatcher do around it. The kernel floor is the time
 of the same kernels on the same buffers and nothing else: the operations of one run are recorded as
-they reach the dispatcher, then issued again back to back a few times. What an operation costs
-without doing any work (the call itself, measured on this machine at start) is subtracted, because a
-launch is not kernel time. On an accelerator the floor is the device's busy time as its profiler
-reports it. Knows no engine.
+they reach the dispatcher, and issued again back to back whenever the floor is asked for: right
+after a timed step, so that both meet the machine at the same speed. What as many operations cost
+without doing any work is timed beside them and subtracted, because a launch is not kernel time. On
+an accelerator the floor is the device's busy time as its profiler reports it. Knows no engine.
 """
 
 from __future__ import annotations
@@ -14,13 +14,35 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
-NUM_FLOOR_RUNS = 5
+NUM_FLOOR_RUNS = 2
+MAX_KEPT_BYTES = 32 << 20
+"""Most bytes of intermediate results that recorded kernels keep alive to be issued again later."""
+
+
+class Kernels(Protocol):
+    """The kernels of one run of a stretch of code."""
+
+    def seconds(self) -> float:
+        """What they take, measured now where they can be issued again."""
+
+
+@dataclass(frozen=True)
+class MeasuredKernels:
+    """Kernels that were measured once and are gone."""
+
+    once_s: float
+
+    def seconds(self) -> float:
+        """What they took."""
+        return self.once_s
 
 
 class Clock(Protocol):
@@ -32,8 +54,8 @@ class Clock(Protocol):
     def synchronize(self) -> None:
         """Wait until the device has done what it was given."""
 
-    def kernel_floor(self, fn: Callable[[], None]) -> float:
-        """Run `fn` once and return the seconds that its kernels took."""
+    def kernels(self, fn: Callable[[], None]) -> Kernels:
+        """Run `fn` once, under the instrument, and return its kernels."""
 
 
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -46,6 +68,7 @@ class _CallRecorder(QuietDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
+        self._created: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -58,7 +81,9 @@ class _CallRecorder(QuietDispatchMode):
         if func._schema.is_mutable:
             self._keep_mutated(func, args, kwargs)
         self.calls.append((func, args, kwargs))
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        self._created |= _storages(result).keys() - _storages((args, kwargs)).keys()
+        return result
 
     def _keep_mutated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         for position, argument in enumerate(func._schema.arguments):
@@ -70,6 +95,13 @@ class _CallRecorder(QuietDispatchMode):
                     storage = tensor.untyped_storage()
                     copy = storage.clone()  # type: ignore[no-untyped-call]
                     self._before.setdefault(storage.data_ptr(), (storage, copy))
+
+    def num_bytes(self) -> int:
+        """Bytes of the run's intermediate results that the kept arguments hold alive."""
+        kept: dict[int, int] = {}
+        for _, args, kwargs in self.calls:
+            kept |= _storages((args, kwargs))
+        return sum(num_bytes for address, num_bytes in kept.items() if address in self._created)
 
     def mutated(self) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
         """Every storage that was written to, with a copy of what it holds now."""
@@ -84,19 +116,39 @@ class _CallRecorder(QuietDispatchMode):
             storage.copy_(before)
 
 
+class HostKernels:
+    """The operations of one run on a CPU, ready to be issued again on the same buffers."""
+
+    def __init__(self, recorder: _CallRecorder) -> None:
+        self._recorder = recorder
+
+    def seconds(self) -> float:
+        """The least seconds of a few more issues, less as many bare calls timed beside them.
+
+        Every storage that the operations write holds afterwards what it held at the call.
+        """
+        held = self._recorder.mutated()
+        with torch.inference_mode():
+            least = min(self._issue() for _ in range(NUM_FLOOR_RUNS))
+        for storage, before in held:
+            storage.copy_(before)
+        return max(0.0, least)
+
+    def _issue(self) -> float:
+        self._recorder.rewind()
+        calls = self._recorder.calls
+        return _seconds_of(calls) - _bare_seconds(len(calls))
+
+
 class HostClock:
     """Times steps on a CPU.
 
-    call_s: what one operation costs that has no elements to work on, issued as the floor issues it.
     Method error: operations differ in how they are called (one tensor or several, with or without
     keyword arguments) by some tenths of a microsecond, so the floor of n operations is known to
     about n x 0.5 us; the difference between two floors of the same operations is far better. And
     the floor's kernels find their data and code in the caches, as those of a step between other
     work do not: what a cold cache costs counts as launch overhead.
     """
-
-    def __init__(self) -> None:
-        self.call_s = _empty_call_s()
 
     def now(self) -> float:
         """Seconds on a monotonic clock."""
@@ -105,23 +157,14 @@ class HostClock:
     def synchronize(self) -> None:
         """Nothing to wait for."""
 
-    def kernel_floor(self, fn: Callable[[], None]) -> float:
-        """Run `fn` once; the least seconds its operations take again, less the bare calls.
-
-        Whatever `fn` wrote holds afterwards what it held after that one run.
-        """
+    def kernels(self, fn: Callable[[], None]) -> Kernels:
+        """Run `fn` once and keep its operations; where they hold too much memory, time them now."""
         with _CallRecorder() as recorder:
             fn()
-        after = recorder.mutated()
-        with torch.inference_mode():
-            seconds = min(self._issue(recorder) for _ in range(NUM_FLOOR_RUNS))
-        for storage, held in after:
-            storage.copy_(held)
-        return max(0.0, seconds - len(recorder.calls) * self.call_s)
-
-    def _issue(self, recorder: _CallRecorder) -> float:
-        recorder.rewind()
-        return _seconds_of(recorder.calls)
+        kernels = HostKernels(recorder)
+        if recorder.num_bytes() > MAX_KEPT_BYTES:
+            return MeasuredKernels(kernels.seconds())
+        return kernels
 
 
 class AcceleratorClock:
@@ -135,8 +178,8 @@ class AcceleratorClock:
         """Wait for all streams of the current device."""
         torch.accelerator.synchronize()
 
-    def kernel_floor(self, fn: Callable[[], None]) -> float:
-        """Run `fn` once under the profiler; seconds that device kernels were busy."""
+    def kernels(self, fn: Callable[[], None]) -> Kernels:
+        """Run `fn` once under the profiler, which tells how long device kernels were busy."""
         activities = [torch.profiler.ProfilerActivity.CUDA]
         self.synchronize()
         with torch.profiler.profile(activities=activities) as profile:
@@ -147,7 +190,7 @@ class AcceleratorClock:
             for event in profile.events() or []
             if event.device_type.name != "CPU"
         ]
-        return 1e-6 * _covered(spans)
+        return MeasuredKernels(1e-6 * _covered(spans))
 
 
 def make_clock(device: torch.device) -> Clock:
@@ -170,6 +213,12 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+def _storages(values: Any) -> dict[int, int]:
+    """Address and bytes of the storage of every tensor in a tree of values."""
+    storages = (x.untyped_storage() for x in tree_leaves(values) if isinstance(x, torch.Tensor))
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
+
+
 def _seconds_of(calls: list[Call]) -> float:
     start = time.perf_counter()
     for func, args, kwargs in calls:
@@ -177,12 +226,10 @@ def _seconds_of(calls: list[Call]) -> float:
     return time.perf_counter() - start
 
 
-def _empty_call_s(num_calls: int = 200, num_rounds: int = 20) -> float:
-    """Least seconds of one operation on tensors without elements, issued as a floor is."""
+def _bare_seconds(num_calls: int) -> float:
+    """Seconds of so many operations on tensors without elements, issued as a floor's are."""
     left, right, out = torch.empty(0), torch.empty(0), torch.empty(0)
-    calls: list[Call] = [(torch.ops.aten.add.out, (left, right), {"out": out})] * num_calls
-    with torch.inference_mode():
-        return min(_seconds_of(calls) for _ in range(num_rounds)) / num_calls
+    return _seconds_of([(torch.ops.aten.add.out, (left, right), {"out": out})] * num_calls)
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

@@ -179,24 +179,17 @@ def served_as(record: StepRecord) -> str:
 
 
 def _time_cells(timings: Sequence[StepTiming], async_device: bool) -> dict[str, Cell]:
-    """Medians over repetitions; walls come from those that did not measure kernels, if any."""
-    kernels = [timing.kernel_s for timing in timings if timing.kernel_s is not None]
-    plain = [timing for timing in timings if timing.kernel_s is None] or list(timings)
-    wall_s = _median([timing.wall_s for timing in plain])
-    submit_s = _median([timing.submit_s for timing in plain])
-    kernel_s = _median(kernels)
-    launch_s = submit_s
-    if not async_device:
-        least_s = min((timing.wall_s for timing in plain), default=None)
-        launch_s = None if least_s is None or kernel_s is None else least_s - kernel_s
+    """Medians over repetitions."""
+    launches = [timing.launch_s(async_device) for timing in timings]
     return {
         "num_repetitions": len(timings),
-        "median_step_ms": ms(wall_s),
-        "median_submit_ms": ms(submit_s),
-        "kernel_ms": ms(kernel_s),
-        "launch_overhead_ms": ms(launch_s),
+        "median_step_ms": ms(_median(timing.wall_s for timing in timings)),
+        "median_submit_ms": ms(_median(timing.submit_s for timing in timings)),
+        "kernel_ms": ms(_median(timing.kernel_s for timing in timings)),
+        "launch_overhead_ms": ms(_median(launches)),
     }
 
 
-def _median(values: Sequence[float]) -> float | None:
-    return float(np.median(values)) if len(values) else None
+def _median(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.median(known)) if known else None

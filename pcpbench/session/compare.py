@@ -28,7 +28,7 @@ from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.settings import settings_of
 from pcpbench.session.stand import Stand, StandBuilder
-from pcpbench.session.timing import NUM_FLOOR_PASSES
+from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
 
@@ -139,6 +139,6 @@ def _trial(
 def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
     """Steps of all passes: each arm once under the judge, two arms poisoned, timed, floored."""
     repetitions = request.repetitions
-    timed = 2 * (repetitions + NUM_FLOOR_PASSES) if repetitions else 0
+    timed = 2 * (repetitions + NUM_RECORD_PASSES) if repetitions else 0
     poisoned = 2 * len(POISONS) if request.checks == "full" else 0
     return len(plan.steps) * (len(stand.arms) + poisoned + timed)

@@ -2,7 +2,8 @@
 
 Owns the order in which steps are timed: step by step, the two arms in turn, the first of them
 changing with every step and repetition, so that a drift of the machine's speed meets both alike.
-Kernel floors are measured in passes of their own, because the instrument slows a step down.
+A pass of its own records the kernels of some steps, because the instrument slows a step down; their
+floor is measured right after the timed step of every repetition, for the same reason.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 
-from pcpbench.device.clock import Clock
+from pcpbench.device.clock import Clock, Kernels
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
 from pcpbench.targets.protocol import Arm
 
-NUM_FLOOR_PASSES = 1
+NUM_RECORD_PASSES = 1
 MAX_FLOOR_STEPS = 12
 """Steps of a scenario whose kernel floor is measured, spread evenly over those that compute."""
 
@@ -35,10 +36,10 @@ def time_arms(
 
     check: looks at what a timed step left, outside the timed stretch.
     forced: tokens to feed on, one list a step; None lets every arm go on with its own. kernel_s of
-    each timing is the arm's kernel floor on that step, None where it was not measured.
+    each timing is the step's kernel floor in that repetition, None where it is not measured.
     """
     with _no_collector():
-        floors = _floors(arms, plan, forced, clock, on_step)
+        kernels = record_kernels(arms, plan, forced, clock, on_step)
         timings = []
         for repetition in range(repetitions):
             for arm in arms:
@@ -47,6 +48,7 @@ def time_arms(
                 for arm in _in_turn(arms, number + repetition):
                     wall_s, submit_s = _time_step(arm, step, _tokens(forced, number), clock)
                     check(arm, step)
+                    floor = kernels.get((arm.label, step.index))
                     timings.append(
                         StepTiming(
                             arm=arm.label,
@@ -55,7 +57,7 @@ def time_arms(
                             repetition=repetition,
                             wall_s=wall_s,
                             submit_s=submit_s,
-                            kernel_s=floors.get((arm.label, step.index)),
+                            kernel_s=None if floor is None else floor.seconds(),
                         )
                     )
                     on_step()
@@ -73,34 +75,30 @@ def _time_step(
     return clock.now() - start, submitted - start
 
 
-def _floors(
+def record_kernels(
     arms: Sequence[Arm],
     plan: ScenarioPlan,
     forced: Sequence[Sequence[int]] | None,
     clock: Clock,
-    on_step: Callable[[], None],
-) -> dict[tuple[str, int], float]:
-    """The least kernel time seen for each arm and chosen step: disturbances only ever add to it.
+    on_step: Callable[[], None] = lambda: None,
+) -> dict[tuple[str, int], Kernels]:
+    """The kernels of each arm in the steps whose floor is measured, by label and step index.
 
     Every step runs, since each stands on the ones before; the chosen ones under the instrument.
     """
-    floors: dict[tuple[str, int], float] = {}
+    kernels: dict[tuple[str, int], Kernels] = {}
     chosen = floor_steps(plan)
-    for repetition in range(NUM_FLOOR_PASSES):
+    for arm in arms:
+        arm.start(plan)
+    for number, step in enumerate(plan.steps):
         for arm in arms:
-            arm.start(plan)
-        for number, step in enumerate(plan.steps):
-            tokens = _tokens(forced, number)
-            for arm in _in_turn(arms, number + repetition):
-                if step.index not in chosen:
-                    arm.execute(step, tokens)
-                    on_step()
-                    continue
-                seconds = clock.kernel_floor(partial(arm.execute, step, tokens))
-                key = (arm.label, step.index)
-                floors[key] = min(seconds, floors.get(key, seconds))
-                on_step()
-    return floors
+            run = partial(arm.execute, step, _tokens(forced, number))
+            if step.index in chosen:
+                kernels[arm.label, step.index] = clock.kernels(run)
+            else:
+                run()
+            on_step()
+    return kernels
 
 
 def floor_steps(plan: ScenarioPlan) -> frozenset[int]:

@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from pcpbench.device import clock as clock_module
-from pcpbench.device.clock import HostClock, _covered, one_thread
+from pcpbench.device.clock import (
+    HostClock,
+    HostKernels,
+    MeasuredKernels,
+    _covered,
+    one_thread,
+)
 
 _library = torch.library.Library("pcpbench_clock_test", "DEF")
 _library.define("work(Tensor x) -> Tensor")
@@ -15,6 +21,7 @@ class FakeTime:
 
     def __init__(self):
         self.seconds = 0.0
+        self.seconds_of_work = 5.0
 
     def perf_counter(self):
         return self.seconds
@@ -27,7 +34,7 @@ FAKE = FakeTime()
 
 
 def _work(x):
-    FAKE.spend(5.0)
+    FAKE.spend(FAKE.seconds_of_work)
     return x.clone()
 
 
@@ -36,10 +43,8 @@ _library.impl("work", _work, "CompositeExplicitAutograd")
 
 @pytest.fixture
 def host_clock(monkeypatch):
-    clock = HostClock()
     monkeypatch.setattr(clock_module, "time", FAKE)
-    clock.call_s = 0.0
-    return clock
+    return HostClock()
 
 
 def test_time_in_kernels_is_floor_and_time_in_python_is_not(host_clock):
@@ -51,15 +56,37 @@ def test_time_in_kernels_is_floor_and_time_in_python_is_not(host_clock):
         FAKE.spend(100.0)
         torch.ops.pcpbench_clock_test.work(x)
 
-    assert host_clock.kernel_floor(step) == 10.0
+    assert host_clock.kernels(step).seconds() == 10.0
 
 
-def test_the_bare_cost_of_a_call_is_no_kernel_time(host_clock):
-    host_clock.call_s = 2.0
+def test_the_bare_cost_of_a_call_is_no_kernel_time(host_clock, monkeypatch):
     x = torch.ones(3)
-    assert host_clock.kernel_floor(lambda: torch.ops.pcpbench_clock_test.work(x)) == 3.0
-    host_clock.call_s = 50.0
-    assert host_clock.kernel_floor(lambda: torch.ops.pcpbench_clock_test.work(x)) == 0.0
+    kernels = host_clock.kernels(lambda: torch.ops.pcpbench_clock_test.work(x))
+    for bare_s, floor_s in ((2.0, 3.0), (50.0, 0.0)):
+        monkeypatch.setattr(clock_module, "_bare_seconds", lambda num, bare_s=bare_s: num * bare_s)
+        assert kernels.seconds() == floor_s
+
+
+def test_a_floor_is_taken_when_it_is_asked_for(host_clock, monkeypatch):
+    """A machine that slows down does so for a step and for its floor."""
+    x = torch.ones(3)
+    kernels = host_clock.kernels(lambda: torch.ops.pcpbench_clock_test.work(x))
+    monkeypatch.setattr(FAKE, "seconds_of_work", 8.0)
+    assert kernels.seconds() == 8.0
+
+
+def test_kernels_that_would_keep_much_memory_are_measured_at_once(host_clock, monkeypatch):
+    big = torch.ones(1000)
+    monkeypatch.setattr(clock_module, "MAX_KEPT_BYTES", 7999)
+
+    def work(x, times=1):
+        for _ in range(times):
+            x = torch.ops.pcpbench_clock_test.work(x)
+
+    # What was there before, and what nobody uses, is not kept by the recording.
+    assert isinstance(host_clock.kernels(lambda: work(big, 2)), HostKernels)
+    measured = host_clock.kernels(lambda: work(big, 3))
+    assert measured == MeasuredKernels(15.0)
 
 
 def test_a_replay_is_floored_like_an_eager_step(host_clock):
@@ -71,7 +98,7 @@ def test_a_replay_is_floored_like_an_eager_step(host_clock):
     graph, _ = backend.capture(
         lambda: out.copy_(torch.ops.pcpbench_clock_test.work(x) + 1), backend.new_pool()
     )
-    assert host_clock.kernel_floor(graph.replay) == 5.0
+    assert host_clock.kernels(graph.replay).seconds() == 5.0
     assert out.tolist() == [2.0] * 3
 
 
@@ -86,7 +113,7 @@ def test_a_floor_leaves_everything_as_one_run_leaves_it(host_clock):
         cursor.add_(1)
 
     with torch.inference_mode():
-        host_clock.kernel_floor(step)
+        host_clock.kernels(step).seconds()
     assert cursor.tolist() == [1, 1]
     assert out.tolist() == [6.0, 6.0]
 

@@ -1,6 +1,7 @@
 import io
 
 import msgspec
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -168,7 +169,7 @@ def test_launch_overhead_is_what_the_judge_reports(make, steps, async_device):
     frame = steps(async_device=async_device).set_index(["arm", "step"])
 
     for step in (0, 1):
-        expected = judged.launch[(str(step), 0)] * 1e3
+        expected = 1e3 * np.median([judged.launch[(str(step), i)] for i in range(3)])
         assert frame.launch_overhead_ms["full", step] == pytest.approx(expected)
         assert frame.kernel_ms["full", step] == pytest.approx(0.25)
     assert frame.median_step_ms["full", 1] == pytest.approx(3.0)
