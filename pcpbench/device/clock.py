@@ -24,7 +24,7 @@ from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
 NUM_FLOOR_RUNS = 2
 MAX_KEPT_BYTES = 32 << 20
-"""Most bytes of intermediate results that recorded kernels keep alive to be issued again later."""
+"""Most bytes of a run's intermediate results for its kernels to be kept and issued again later."""
 
 
 class Kernels(Protocol):
@@ -68,7 +68,8 @@ class _CallRecorder(QuietDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self._before: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
-        self._created: set[int] = set()
+        self.num_bytes = 0
+        """Bytes of the run's intermediate results, which kept arguments may hold alive."""
 
     def __torch_dispatch__(
         self,
@@ -82,7 +83,8 @@ class _CallRecorder(QuietDispatchMode):
             self._keep_mutated(func, args, kwargs)
         self.calls.append((func, args, kwargs))
         result = func(*args, **kwargs)
-        self._created |= _storages(result).keys() - _storages((args, kwargs)).keys()
+        if not (func._schema.is_mutable or func.is_view):
+            self.num_bytes += sum(x.nbytes for x in tree_leaves(result) if hasattr(x, "nbytes"))
         return result
 
     def _keep_mutated(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -93,15 +95,9 @@ class _CallRecorder(QuietDispatchMode):
             for tensor in value if isinstance(value, list | tuple) else [value]:
                 if isinstance(tensor, torch.Tensor):
                     storage = tensor.untyped_storage()
-                    copy = storage.clone()  # type: ignore[no-untyped-call]
-                    self._before.setdefault(storage.data_ptr(), (storage, copy))
-
-    def num_bytes(self) -> int:
-        """Bytes of the run's intermediate results that the kept arguments hold alive."""
-        kept: dict[int, int] = {}
-        for _, args, kwargs in self.calls:
-            kept |= _storages((args, kwargs))
-        return sum(num_bytes for address, num_bytes in kept.items() if address in self._created)
+                    if storage.data_ptr() not in self._before:
+                        copy = storage.clone()  # type: ignore[no-untyped-call]
+                        self._before[storage.data_ptr()] = (storage, copy)
 
     def mutated(self) -> list[tuple[torch.UntypedStorage, torch.UntypedStorage]]:
         """Every storage that was written to, with a copy of what it holds now."""
@@ -162,7 +158,7 @@ class HostClock:
         with _CallRecorder() as recorder:
             fn()
         kernels = HostKernels(recorder)
-        if recorder.num_bytes() > MAX_KEPT_BYTES:
+        if recorder.num_bytes > MAX_KEPT_BYTES:
             return MeasuredKernels(kernels.seconds())
         return kernels
 
@@ -211,12 +207,6 @@ def one_thread(device: torch.device) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _storages(values: Any) -> dict[int, int]:
-    """Address and bytes of the storage of every tensor in a tree of values."""
-    storages = (x.untyped_storage() for x in tree_leaves(values) if isinstance(x, torch.Tensor))
-    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 def _seconds_of(calls: list[Call]) -> float:
