@@ -23,6 +23,8 @@ Tables = Sequence[Sequence[NDArray[Any]]]
 Change = tuple[int, str, str]
 """Rank, tensor and what changed, in words."""
 
+NULL_BLOCK = 0
+
 Bits = NDArray[np.unsignedinteger[Any]]
 
 
@@ -44,6 +46,7 @@ class WriteSets:
     def __init__(self) -> None:
         self._kv: dict[str, list[list[Bits]]] = {}
         self._tables: dict[str, list[list[NDArray[Any]]]] = {}
+        self._not_finite: set[tuple[str, int, int]] = set()
 
     def start(self, name: str, view: KvView, num_ranks: int, tables: Tables | None = None) -> None:
         """Remember an arm's state before its first step."""
@@ -70,7 +73,9 @@ class WriteSets:
             return
         for rank in range(num_ranks):
             for layer, group in enumerate(kv.layer_groups):
-                yield from self._check_layer(view, kv.layer(rank, layer), rank, layer, group)
+                cache = kv.layer(rank, layer)
+                yield from self._check_layer(view, cache, rank, layer, group)
+                yield from self._check_null_block(view, cache[NULL_BLOCK], rank, layer)
         if view.expected is None and not view.plan.new_block_ids and tables is not None:
             before = self._tables.get(name)
             for rank, place, message in changed_tables(before, tables) if before else ():
@@ -118,6 +123,23 @@ class WriteSets:
         else:
             message = f"{where} written that the slot mapping does not name"
             yield view.violation("C15", rank, "kv_cache", message)
+
+    def _check_null_block(
+        self, view: StepView, block: NDArray[Any], rank: int, layer: int
+    ) -> Iterator[Violation]:
+        """C9: dummy and capture runs may write the null block, but nothing that is not finite.
+
+        A kernel may read it with weight zero, and 0 x NaN is NaN (vllm 36939, 57156). Told once.
+        """
+        place = (view.record.arm, rank, layer)
+        if place in self._not_finite or np.isfinite(block).all():
+            return
+        self._not_finite.add(place)
+        message = (
+            f"layer {layer}, block {NULL_BLOCK} (the null block) is not finite: a kernel "
+            "that reads it with weight zero gets NaN"
+        )
+        yield view.violation("C9", rank, "kv_cache", message)
 
 
 def changed_tables(before: Tables, after: Tables) -> Iterator[Change]:

@@ -45,7 +45,7 @@ def null_block_nan(site: Site) -> None:
 
 
 def null_block_large(site: Site) -> None:
-    """Capture leaves a large finite number in the null block."""
+    """Capture leaves a large finite number in the null block, as it may: 0 x 1e30 is 0."""
     _fill_null_block(site, 1e30)
 
 
@@ -139,9 +139,9 @@ def pad_fill_too_late(site: Site) -> None:
 
 FAULTS: Final = (
     shipped("K05", "null-block-nan", "Capture leaves NaN in the null block.", null_block_nan,
-            "C13", "C9", "C16", setting=EDGES),
-    shipped("K05", "null-block-large", "Capture leaves 1e30 in the null block.",
-            null_block_large, "C13", "C9", "C16", setting=EDGES),
+            "C9", setting=EDGES),
+    shipped("K05", "null-block-large", "Not a fault: capture leaves 1e30 in the null block, which "
+            "nothing reads but with weight zero.", null_block_large, setting=EDGES),
     shipped("K05", "padding-reads-null-block", "Padding rows attend to a null block of NaN.",
             padding_reads_null_block, "C1", setting=EDGES),
     shipped("K05", "unseen-keys-from-null-block", "Keys past a row's length come from a null block "

@@ -29,10 +29,10 @@ like any comparison of `eager` and `full`. It is *caught* when one of the findin
 class is there: a contract of [contracts.md](contracts.md), or a drift that leaves its budget. It is
 *misnamed* when only others are, *escaped* when the run passes, *crashed* when the engine raised
 what is no finding. An injection also counts how often it acted: one that never did is *not
-triggered* and proves nothing. `quiet` is what an entry of class K30 should be: it is no fault, and
-an alarm would be a false one. Clean runs are those of the same worlds and scenarios without a
-fault, before the first one (on engines just captured) and after the last (on engines that were used
-again).
+triggered* and proves nothing. `quiet` is what an entry should be whose description begins with
+"Not a fault": an alarm would be a false one. Clean runs are those of the same worlds and scenarios
+without a fault, before the first one (on engines just captured) and after the last (on engines that
+were used again).
 
 Two classes have no entry, because today's engine cannot have them: K20 (capture sizes and the
 decode query length) needs speculative decoding, K27 needs microbatches.

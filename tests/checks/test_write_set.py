@@ -52,6 +52,22 @@ def test_c15_takes_the_slots_of_the_mapping_and_no_other(kit, dtype):
     assert stage.check() == [], "told once"
 
 
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_c9_takes_no_null_block_that_is_not_finite(kit, value):
+    stage = Stage(kit, idle=True)
+    stage.rows(1, 0)[3, WIDTH - 1] = value  # slot 3 is the last one of block 0
+    (found,) = stage.check()
+    assert (found.contract, found.rank, found.tensor) == ("C9", 1, "kv_cache")
+    assert found.message.startswith("layer 0, block 0 (the null block) is not finite")
+    assert stage.check() == [], "told once"
+
+
+def test_c9_takes_large_values_in_the_null_block_and_nan_that_is_not_there(kit):
+    stage = Stage(kit, idle=True)
+    stage.rows(0, 1)[:4] = 1e30
+    assert stage.check() == []
+
+
 def test_c15_takes_no_write_to_the_null_block(kit):
     stage = Stage(kit)
     stage.rows(0, 1)[0] = 5
