@@ -286,6 +286,20 @@ def faults_run(
     raise typer.Exit(run_faults(request))
 
 
+@faults_app.command("clean", epilog="Example: pcpbench faults clean --runs 200")
+def faults_clean(
+    runs: Annotated[int, typer.Option("--runs", help="How many comparisons.")] = 200,
+    seed: Annotated[int, typer.Option("--seed", help="Of the draw of settings.")] = 0,
+    device: Device = "auto",
+    check: Annotated[str, typer.Option("--check", help="quick or full, as in compare.")] = "quick",
+) -> None:
+    """Compare sound engines in settings drawn by chance; exit 1 when one is accused."""
+    from pcpbench.session.clean_runs import CleanRequest, run_clean
+
+    request = CleanRequest(num_runs=runs, seed=seed, device=device, checks=check)
+    raise typer.Exit(run_clean(request))
+
+
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     sys.exit(run(sys.argv[1:]))

@@ -66,13 +66,38 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CleanRun(msgspec.Struct, frozen=True, kw_only=True):
-    """The same world and scenario without a fault; accused: what was found all the same."""
+    """A comparison of sound engines; accused: what was found all the same.
+
+    arms, dtype, command: of a run that was drawn by chance; the command repeats it.
+    """
 
     world: str
     scenario: str
     accused: tuple[str, ...]
     detail: str = ""
+    arms: str = ""
+    dtype: str = ""
+    command: str = ""
     wall_s: float = 0.0
+
+
+class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
+    """One `pcpbench faults clean`, in the order of its runs."""
+
+    runs: tuple[CleanRun, ...]
+    wall_s: float = 0.0
+
+    @property
+    def num_false_alarms(self) -> int:
+        """Runs that were accused."""
+        return sum(bool(run.accused) for run in self.runs)
+
+    @property
+    def exit_code(self) -> int:
+        """0 none accused, 1 otherwise, 3 without any run."""
+        if not self.runs:
+            return 3
+        return 1 if self.num_false_alarms else 0
 
 
 class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -1,0 +1,182 @@
+"""`pcpbench faults clean`: comparisons of sound engines, where every accusation is false.
+
+Owns how settings are drawn and the command line that repeats one. A run judges only; it times
+nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from pcpbench.config import DTYPES
+from pcpbench.device.backends import resolve_backend, resolve_device
+from pcpbench.device.clock import make_clock, one_thread
+from pcpbench.engine.scheduler import make_plan
+from pcpbench.errors import MeasuredFailure, UsageError
+from pcpbench.fault_results import CleanResult, CleanRun
+from pcpbench.model.presets import model_shape
+from pcpbench.report.clean_view import print_clean
+from pcpbench.report.console import make_console
+from pcpbench.report.progress import make_progress
+from pcpbench.request import CHECKS, FEEDS, EngineOptions
+from pcpbench.results import Outcome
+from pcpbench.scenarios.loader import load_scenario, shipped_names
+from pcpbench.session.faults import findings
+from pcpbench.session.ladder import build_ladder
+from pcpbench.session.stand import StandBuilder
+from pcpbench.session.trial import Trial
+from pcpbench.targets.builtin import BuiltinTarget
+
+MAX_RUNS = 100_000
+WORLDS = (
+    EngineOptions(pcp=1),
+    EngineOptions(pcp=2),
+    EngineOptions(pcp=4),
+    EngineOptions(pcp=8),
+    EngineOptions(pcp=2, tp=2),
+    EngineOptions(pcp=1, tp=2, dcp=2),
+    EngineOptions(pcp=1, tp=4, dcp=2, interleave=4),
+    EngineOptions(pcp=1, tp=4, dcp=4, interleave=2),
+)
+ARMS = (
+    ("eager", "full"),
+    ("eager", "full_and_piecewise"),
+    ("eager", "piecewise"),
+    ("eager_padded", "full"),
+    ("reference", "eager"),
+)
+
+
+class CleanRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pcpbench faults clean`."""
+
+    num_runs: int = 200
+    seed: int = 0
+    device: str = "auto"
+    checks: str = "quick"
+
+    def check(self) -> None:
+        """Raise UsageError for a request that could not be run whatever the machine is."""
+        if not 1 <= self.num_runs <= MAX_RUNS:
+            raise UsageError(f"--runs is {self.num_runs}: use 1 to {MAX_RUNS}.")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed is {self.seed}: use a whole number from 0 to 2^63 - 1.")
+        if self.checks not in CHECKS:
+            raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+
+
+class Draw(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one run."""
+
+    scenario: str
+    options: EngineOptions
+    base: str
+    candidate: str
+    feed: str
+
+    @property
+    def command(self) -> str:
+        """The command line of the same comparison."""
+        options = self.options
+        parts = [f"pcpbench compare {self.base} {self.candidate} --scenario {self.scenario}"]
+        for name in ("pcp", "tp", "dcp", "interleave", "dtype"):
+            value = getattr(options, name)
+            if name == "pcp" or value != getattr(EngineOptions(), name):
+                parts.append(f"--{name} {value}")
+        if self.feed != FEEDS[0]:
+            parts.append(f"--feed {self.feed}")
+        return " ".join([*parts, f"--seed {options.seed}", "--repetitions 0"])
+
+
+def run_clean(request: CleanRequest) -> int:
+    """Make the runs, print what they found and return the exit code."""
+    start = time.perf_counter()
+    request.check()
+    device = resolve_device(request.device)
+    draws = draw_runs(request.num_runs, request.seed, str(device))
+    runs = []
+    with one_thread(device), make_progress() as progress:
+        progress.start("clean runs", len(draws), "runs")
+        for draw in draws:
+            runs.append(_run(draw, device, request.checks))
+            progress.advance()
+            if runs[-1].accused:
+                progress.say(f"{runs[-1].command}: {', '.join(runs[-1].accused)}")
+    result = CleanResult(runs=tuple(runs), wall_s=time.perf_counter() - start)
+    print_clean(result, make_console())
+    return result.exit_code
+
+
+def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
+    """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed as often as
+    any other (give or take one), combined by chance, each with a seed of its own."""
+    rng = np.random.default_rng(seed)
+
+    def spread(count: int) -> list[int]:
+        places: list[int] = rng.permutation(np.arange(num_runs) % count).tolist()
+        return places
+
+    names = shipped_names()
+    scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
+    kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
+    return [
+        Draw(
+            scenario=names[scenarios[i]],
+            options=msgspec.structs.replace(
+                WORLDS[worlds[i]], dtype=DTYPES[kinds[i]], seed=int(seeds[i]), device=device
+            ),
+            base=ARMS[arms[i]][0],
+            candidate=ARMS[arms[i]][1],
+            feed=FEEDS[feeds[i]],
+        )
+        for i in range(num_runs)
+    ]
+
+
+def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
+    start, options = time.perf_counter(), draw.options
+    plan = make_plan(
+        load_scenario(draw.scenario),
+        vocab_size=model_shape(options.model).vocab_size,
+        dcp_size=options.dcp,
+        seed=options.seed,
+    )
+    target = BuiltinTarget(device, resolve_backend("auto", device))
+    ladder = build_ladder(draw.base, draw.candidate)
+    accused: Sequence[str]
+    try:
+        result = Trial(
+            plan,
+            StandBuilder(target, ladder, options, str(device)).stand_for(plan),
+            make_clock(device),
+            dtype=options.dtype,
+            teacher_forced=draw.feed == FEEDS[0],
+            repetitions=0,
+            checks=checks,
+        ).run()
+    except MeasuredFailure as failure:  # from capture
+        accused, detail = (failure.contract,), str(failure)
+    else:
+        accused, detail = findings(result), "; ".join(result.reasons[:1])
+        if result.outcome is not Outcome.PASS and not accused:
+            accused = (result.outcome.value,)
+    return CleanRun(
+        world=" ".join(f"{name} {size}" for name, size in _world(options)),
+        scenario=draw.scenario,
+        arms=f"{draw.base} {draw.candidate}",
+        dtype=options.dtype,
+        accused=tuple(accused),
+        detail=detail,
+        command=draw.command,
+        wall_s=time.perf_counter() - start,
+    )
+
+
+def _world(options: EngineOptions) -> list[tuple[str, int]]:
+    sizes = [(name, getattr(options, name)) for name in ("pcp", "tp", "dcp", "interleave")]
+    return [(name, size) for name, size in sizes if name == "pcp" or size > 1]

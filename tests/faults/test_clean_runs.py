@@ -1,0 +1,68 @@
+"""`pcpbench faults clean`: an even draw of settings, no alarm without a fault, one with it."""
+
+from collections import Counter
+
+import pytest
+
+from pcpbench import cli
+from pcpbench.engine.worker import Worker
+from pcpbench.scenarios.loader import shipped_names
+from pcpbench.session import clean_runs
+from pcpbench.session.clean_runs import Draw, draw_runs
+
+
+def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
+    draws = draw_runs(200, 7, "cpu")
+    assert len({draw.options.seed for draw in draws}) == 200
+    for values, count in (
+        ([draw.scenario for draw in draws], len(shipped_names())),
+        ([(d.options.pcp, d.options.tp, d.options.dcp, d.options.interleave) for d in draws], 8),
+        ([(draw.base, draw.candidate) for draw in draws], 5),
+        ([draw.options.dtype for draw in draws], 3),
+        ([draw.feed for draw in draws], 2),
+    ):
+        times = Counter(values)
+        assert len(times) == count
+        assert max(times.values()) - min(times.values()) <= 1
+    assert draw_runs(200, 7, "cpu") == draws
+    assert draw_runs(200, 8, "cpu") != draws
+
+
+@pytest.fixture
+def one_draw(monkeypatch):
+    draw = next(
+        draw
+        for draw in draw_runs(200, 0, "cpu")
+        if draw.candidate == "full" and draw.options.pcp == 2 and draw.scenario.startswith("s2")
+    )
+    monkeypatch.setattr(clean_runs, "draw_runs", lambda *arguments: [draw])
+    return draw
+
+
+def test_sound_engines_are_not_accused(one_draw: Draw, capsys):
+    assert cli.run(["faults", "clean", "--runs", "1"]) == 0
+    assert "0 false alarms over 1 clean run" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_accusation_is_exit_1_with_the_command_that_repeats_it(
+    one_draw: Draw, monkeypatch, capsys
+):
+    sample = Worker.sample
+
+    async def faulty(self, hidden, plan):
+        sampled = await sample(self, hidden, plan)
+        sampled.tokens = sampled.logits.argmin(-1)
+        return sampled
+
+    monkeypatch.setattr(Worker, "sample", faulty)
+    assert cli.run(["faults", "clean", "--runs", "1"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 false alarm over 1 clean run" in printed
+    assert one_draw.command in printed
+    assert cli.run([*one_draw.command.split()[1:], "--json"]) == 1
+
+
+@pytest.mark.parametrize("arguments", [["--runs", "0"], ["--seed", "-1"], ["--check", "slow"]])
+def test_bad_input_is_exit_2(arguments, capsys):
+    assert cli.run(["faults", "clean", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
