@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from pcpbench import __version__
 from pcpbench.errors import PcpbenchError
 
 INTERRUPTED = 130
@@ -52,6 +53,24 @@ Launcher = Annotated[str, typer.Option("--launcher", help="inproc: all ranks run
 Out = Annotated[
     Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
 ]
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"pcpbench {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command(epilog="Example: pcpbench capture --mode full_decode_only --pcp 2")

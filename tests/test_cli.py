@@ -108,9 +108,17 @@ def test_help_has_an_example(capsys, command):
         assert "pcpbench" in printed
 
 
-def test_help_imports_nothing_heavy():
+def test_version_is_the_installed_one(capsys):
+    from importlib.metadata import version
+
+    assert cli.run(["--version"]) == 0
+    assert capsys.readouterr().out == f"pcpbench {version('pcpbench')}\n"
+
+
+@pytest.mark.parametrize("arguments", [["compare", "--help"], ["--version"]], ids=" ".join)
+def test_help_and_version_import_nothing_heavy(arguments):
     code = (
-        "import sys; from pcpbench import cli; cli.run(['compare', '--help']); "
+        f"import sys; from pcpbench import cli; cli.run({arguments!r}); "
         "heavy = {'torch', 'triton', 'pandas', 'numpy', 'scipy'} & set(sys.modules); "
         "assert not heavy, heavy; raise SystemExit(bool(heavy))"
     )
