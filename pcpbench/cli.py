@@ -14,6 +14,7 @@ import typer
 
 from pcpbench import __version__
 from pcpbench.errors import PcpbenchError
+from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
 
@@ -321,6 +322,7 @@ def faults_clean(
 
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
+    guard_streams()
     sys.exit(run(sys.argv[1:]))
 
 
@@ -328,6 +330,8 @@ def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
+        if sys.stdout is not None:
+            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
         code = result if isinstance(result, int) else 0
         return _interrupted() if code == INTERRUPTED else code
     except PcpbenchError as error:
@@ -341,9 +345,9 @@ def run(arguments: list[str]) -> int:
         return _complain(_text(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
-    except OSError as error:  # a closed pipe or a full disk under stdout is no verdict
-        return _complain(f"the output could not be written: {error}.", 3)
-    except SystemExit as stop:  # the console's own answer to a closed pipe
+    except OSError as error:  # no verdict; what befalls stdout and stderr is in streams.py
+        return _complain(f"a file could not be read or written: {error}.", 3)
+    except SystemExit as stop:  # the console's answer to a closed pipe that nobody guards
         return 3 if stop.code == 1 else int(stop.code or 0)
     except Exception:
         traceback.print_exc()
