@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from pcpbench import __version__
-from pcpbench.errors import PcpbenchError
+from pcpbench.errors import PcpbenchError, UsageError
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
@@ -329,6 +329,7 @@ def main() -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
+        _refuse_empty(arguments)
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
@@ -352,6 +353,16 @@ def run(arguments: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
+
+
+def _refuse_empty(arguments: list[str]) -> None:
+    """No value may be empty: as a path `""` would be the working directory."""
+    for before, argument in zip(["pcpbench", *arguments], arguments, strict=False):
+        flag, equals, value = argument.partition("=")
+        is_option = flag.startswith("--") and equals != ""
+        if not (value if is_option else argument).strip():
+            after = flag if is_option else before
+            raise UsageError(f"the value after {after} is empty: give one, or leave it out.")
 
 
 def _interrupted() -> int:

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import typer.main
 
 from pcpbench import cli
 
@@ -94,9 +95,29 @@ def test_bad_input_gets_one_sentence(place, capsys, command, exit_code, words):
     assert sorted(path.name for path in place.rglob("*")) == before, "nothing half-written"
 
 
-def test_an_empty_list_of_capture_sizes_is_refused(place, capsys):
-    assert cli.run(["compare", "eager", "full", "--capture-sizes", ""]) == 2
-    assert "--capture-sizes is ''" in capsys.readouterr().err
+def _options(group=None, path=()):
+    """Every option and argument of every command that takes a value, as (command, option)."""
+    group = group or typer.main.get_command(cli.app)
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _options(command, (*path, name))
+            continue
+        for parameter in command.params:
+            if not getattr(parameter, "is_flag", False):
+                yield (*path, name), next(iter(parameter.opts))
+
+
+@pytest.mark.parametrize(("command", "option"), list(_options()), ids=str)
+@pytest.mark.parametrize("empty", ["", " "])
+def test_an_empty_value_is_refused_and_nothing_is_written(place, capsys, command, option, empty):
+    before = sorted(place.rglob("*"))
+    given = [option, empty] if option.startswith("--") else [empty]
+    assert cli.run([*command, *given]) == 2
+    assert cli.run([*command, f"{option}={empty}"]) == 2 or not option.startswith("--")
+    after = option if option.startswith("--") else command[-1]
+    told = f"pcpbench: the value after {after} is empty: give one, or leave it out.\n"
+    assert capsys.readouterr().err.startswith(told)
+    assert sorted(place.rglob("*")) == before
 
 
 @pytest.mark.parametrize("command", HELP_COMMANDS, ids=" ".join)
