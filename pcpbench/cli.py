@@ -117,7 +117,7 @@ def capture(
         ),
         out=out,
     )
-    request.options.check()  # before torch is imported: a refusal answers at once
+    request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_capture
 
     raise typer.Exit(run_capture(request))

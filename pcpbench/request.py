@@ -47,8 +47,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
-        parallel = self.parallel_config
-        world = parallel.world
+        if self.pcp > 1 and self.dcp > 1:  # before World lists sizes that would be refused next
+            raise UsageError(
+                f"--dcp is {self.dcp} with --pcp {self.pcp}: every preset has dense latent "
+                "attention, of which the ranks would gather unequal amounts: use --dcp 1, or "
+                "--pcp 1 with a --tp that --dcp divides."
+            )
+        world = self.parallel_config.world
         if world.size > MAX_RANKS:
             raise UsageError(
                 f"--pcp {self.pcp} --tp {self.tp} makes {world.size} ranks: one process runs at "
@@ -160,12 +165,23 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def graph_mode(self) -> CUDAGraphMode:
-        """The configured mode; raises UsageError for anything that captures nothing."""
-        modes = {
-            mode.name.lower(): mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.NONE
-        }
+        """The configured mode; raises UsageError for one that captures nothing here."""
+        captured = [mode for mode in CUDAGraphMode if mode is not CUDAGraphMode.NONE]
+        modes = {mode.name.lower(): mode for mode in captured}
+        if self.options.pcp > 1:
+            del modes["full"]
+        if self.mode == "full" and self.mode not in modes:
+            raise UsageError(
+                f"--mode is {self.mode!r} with --pcp {self.options.pcp}: a prefill that is cut "
+                f"over ranks cannot be captured whole: use one of {', '.join(modes)}, or --pcp 1."
+            )
         _one_of("--mode", self.mode, tuple(modes))
         return modes[self.mode]
+
+    def check(self) -> None:
+        """Raise UsageError for a request that could not be run whatever the machine is."""
+        self.options.check()
+        self.graph_mode  # noqa: B018 - raises for a mode that cannot be captured
 
 
 class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):

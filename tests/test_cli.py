@@ -23,12 +23,21 @@ HELP_COMMANDS = [
 ]
 
 BAD_INPUT = [
-    ("capture --mode full --pcp 2", 2, ["FULL", "FULL_DECODE_ONLY"]),
+    (
+        "capture --mode full --pcp 2",
+        2,
+        [
+            "--mode is 'full' with --pcp 2",
+            "use one of piecewise, full_decode_only, full_and_piecewise, or --pcp 1.",
+        ],
+    ),
+    ("capture --mode none --pcp 1", 2, ["use one of piecewise, full, full_decode_only, "]),
     ("capture --mode none", 2, ["--mode is 'none'", "full_decode_only"]),
     ("capture --mode sideways", 2, ["--mode is 'sideways'", "piecewise"]),
-    ("capture --dcp 3", 2, ["--dcp is 3", "use one of 1, 2"]),
-    ("compare eager full --dcp 3", 2, ["--dcp is 3", "use one of 1, 2"]),
-    ("compare eager full --dcp 2", 2, ["_size is 2", "--dcp and --pcp", "sparse"]),
+    ("capture --pcp 1 --tp 4 --dcp 3", 2, ["--dcp is 3", "use one of 1, 2, 4."]),
+    ("capture --dcp 3", 2, ["--dcp is 3 with --pcp 2", "use --dcp 1, or --pcp 1"]),
+    ("compare eager full --dcp 3", 2, ["--dcp is 3 with --pcp 2", "use --dcp 1, or --pcp 1"]),
+    ("compare eager full --dcp 2", 2, ["--dcp is 2 with --pcp 2", "dense", "use --dcp 1, or"]),
     ("compare eager graph", 2, ["'graph' is unknown", "full_and_piecewise"]),
     ("compare eager", 2, ["candidate"]),
     ("compare eager eager", 2, ["both arms are 'eager'"]),
@@ -45,7 +54,7 @@ BAD_INPUT = [
     ("compare eager full --pcp 0", 2, ["--pcp is 0"]),
     ("compare eager full --pcp -1", 2, ["--pcp is -1"]),
     ("compare eager full --pcp two", 2, ["--pcp"]),
-    ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide"]),
+    ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide", "use one of 1, 2, 4."]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 3", 2, ["--interleave is 3", "1, 2"]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 0", 2, ["--interleave is 0"]),
     ("compare eager full --model big", 2, ["--model is 'big'", "tiny"]),
@@ -79,6 +88,20 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "full-directory").mkdir()
     (tmp_path / "full-directory" / "mine.txt").write_text("keep me", encoding="utf-8")
     return tmp_path
+
+
+def test_every_mode_that_a_refusal_lists_would_be_taken():
+    from pcpbench.errors import UsageError
+    from pcpbench.request import CaptureRequest, EngineOptions
+
+    for pcp in (1, 2):
+        options = EngineOptions(pcp=pcp)
+        with pytest.raises(UsageError) as refusal:
+            CaptureRequest(mode="sideways", options=options).check()
+        listed = str(refusal.value).partition("use one of ")[2].rstrip(".").split(", ")
+        assert len(listed) == 5 - pcp
+        for mode in listed:
+            CaptureRequest(mode=mode, options=options).check()
 
 
 @pytest.mark.parametrize(("command", "exit_code", "words"), BAD_INPUT, ids=lambda x: str(x)[:60])

@@ -6,6 +6,7 @@ with a published `config.json` line by line.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -47,11 +48,13 @@ class ModelShape:
 
     def check_tp(self, tp_size: int) -> None:
         """Raise UsageError for a TP size that does not divide heads and MLP."""
+        common = math.gcd(self.num_attention_heads, self.intermediate_size)
         for what in ("num_attention_heads", "intermediate_size"):
             if getattr(self, what) % tp_size:
+                sizes = [str(size) for size in range(1, common + 1) if common % size == 0]
                 raise UsageError(
                     f"--tp is {tp_size}, which does not divide the {what} of {self.name}, "
-                    f"{getattr(self, what)}: use a divisor of it."
+                    f"{getattr(self, what)}: use one of {', '.join(sizes)}."
                 )
 
     @property

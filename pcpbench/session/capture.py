@@ -27,7 +27,7 @@ from pcpbench.targets.builtin import BuiltinTarget
 def run_capture(request: CaptureRequest) -> int:
     """Run the capture, print its report and return the exit code."""
     start = time.perf_counter()
-    request.options.check()
+    request.check()
     mode = request.graph_mode
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
