@@ -57,6 +57,7 @@ BAD_INPUT = [
     ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide", "use one of 1, 2, 4."]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 3", 2, ["--interleave is 3", "1, 2"]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 0", 2, ["--interleave is 0"]),
+    ("faults run --pcp 2 --interleave 2", 2, ["--interleave is 2 without --dcp"]),
     ("compare eager full --model big", 2, ["--model is 'big'", "tiny"]),
     ("compare eager full --dtype int8", 2, ["--dtype is 'int8'", "float32"]),
     ("compare eager full --device tpu", 2, ["--device is 'tpu'"]),
@@ -222,6 +223,17 @@ def test_a_comparison_that_nothing_came_of_is_no_pass(place, capsys):
     manifest = json.loads((place / "run" / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["outcome"] == "not compared"
     assert manifest["exit_code"] == 3
+
+
+@pytest.mark.parametrize("asked", ["--interleave 4", "--interleave 1", ""])
+def test_an_interleave_without_dcp_is_told_and_stored(place, capsys, asked):
+    scenario = "--scenario s2-capture-edges --repetitions 0"
+    for command in (f"compare eager full {scenario}", "capture --capture-sizes 1,2"):
+        assert cli.run([*command.split(), *asked.split(), "--out", command[:7]]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        assert ("interleave: --interleave 4 changes nothing" in printed) == ("4" in asked)
+        manifest = json.loads((place / command[:7] / "manifest.json").read_text(encoding="utf-8"))
+        assert [n["setting"] for n in manifest["notices"]] == ["interleave"] * ("4" in asked)
 
 
 def test_judging_without_timing_gives_a_verdict_and_no_speed(place, capsys):

@@ -20,7 +20,7 @@ from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
 from pcpbench.scenarios.schema import Limits
-from pcpbench.session.settings import settings_of
+from pcpbench.session.settings import idle_settings, settings_of
 from pcpbench.targets.builtin import BuiltinTarget
 
 
@@ -51,6 +51,8 @@ def run_capture(request: CaptureRequest) -> int:
                     progress.advance()
 
                 arm.capture(on_captured)
+            # Default sizes need no excuse.
+            unused = () if request.options.requested_sizes is None else arm.notices
             result = CaptureResult(
                 mode=request.mode,
                 graphs=arm.captured,
@@ -58,7 +60,7 @@ def run_capture(request: CaptureRequest) -> int:
                 pool_bytes=arm.pool_bytes,
                 settings=settings,
                 environment=environment,
-                notices=() if request.options.requested_sizes is None else arm.notices,
+                notices=(*idle_settings(request.options), *unused),
                 wall_s=time.perf_counter() - start,
                 run_dir=str(files.path),
             )

@@ -26,7 +26,7 @@ from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.settings import settings_of
+from pcpbench.session.settings import idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.trial import Trial
@@ -71,7 +71,7 @@ def run_compare(request: CompareRequest) -> int:
                 scenarios=scenarios,
                 settings=settings,
                 environment=environment,
-                notices=builder.notices,
+                notices=(*idle_settings(request.options), *builder.notices),
                 wall_s=time.perf_counter() - start,
                 run_dir=str(files.path),
             )

@@ -54,6 +54,11 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Raise UsageError for a request that could not be run whatever the machine is."""
         if self.checks not in CHECKS:
             raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+        if (self.interleave or 1) > 1 and (self.dcp or 1) == 1:
+            raise UsageError(
+                f"--interleave is {self.interleave} without --dcp: it changes nothing there, so "
+                "set --dcp above 1, or leave --interleave out."
+            )
 
     def settings(self, fault: Fault) -> list[Setting]:
         """Where to run a fault: its own setting, or the world and the scenarios asked for.

@@ -1,9 +1,13 @@
-"""The effective settings of a run, flat and by vLLM's names, for manifests and reports."""
+"""The effective settings of a run, flat and by vLLM's names, for manifests and reports.
+
+Owns which of them have no effect, too.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from pcpbench.records import Notice
 from pcpbench.request import EngineOptions
 
 
@@ -24,3 +28,14 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "launcher": options.launcher,
         "seed": options.seed,
     }
+
+
+def idle_settings(options: EngineOptions) -> tuple[Notice, ...]:
+    """Options that were asked for and change nothing."""
+    if options.interleave == 1 or options.dcp > 1:
+        return ()
+    message = (
+        f"--interleave {options.interleave} changes nothing with --dcp 1, which leaves every KV "
+        "position where it is: set --dcp above 1, or leave --interleave at 1."
+    )
+    return (Notice(setting="interleave", message=message),)
