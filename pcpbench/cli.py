@@ -51,6 +51,7 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N
 Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
 Launcher = Annotated[str, typer.Option("--launcher", help="inproc: all ranks run in this process.")]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
 ]
@@ -94,6 +95,7 @@ def capture(
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
     seed: Seed = 0,
+    json: Json = False,
     out: Out = None,
 ) -> None:
     """Capture every graph of a configuration and show what each one reads and writes."""
@@ -115,6 +117,7 @@ def capture(
             launcher=launcher,
             seed=seed,
         ),
+        json=json,
         out=out,
     )
     request.check()  # before torch is imported: a refusal answers at once
@@ -164,9 +167,7 @@ def compare(
         ),
     ] = "quick",
     seed: Seed = 0,
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")
-    ] = False,
+    json: Json = False,
     out: Out = None,
 ) -> None:
     """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.

@@ -161,6 +161,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     mode: str
     options: EngineOptions
+    json: bool = False
     out: Path | None = None
 
     @property

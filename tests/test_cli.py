@@ -259,6 +259,16 @@ def test_capture_shows_and_writes_every_graph(place, capsys):
     assert book["buffer"].notna().all()
 
 
+def test_json_is_all_of_what_capture_prints_and_what_it_leaves(place, capsys):
+    assert cli.run(["capture", "--capture-sizes", "1,2", "--json", "--out", "run"]) == 0
+    printed = capsys.readouterr()
+    result = json.loads(printed.out)
+    assert (result["command"], result["outcome"]) == ("capture", "pass")
+    assert [graph["num_tokens"] for graph in result["graphs"]] == [2, 1]
+    assert json.loads((place / "run" / "capture.json").read_text(encoding="utf-8")) == result
+    assert printed.err.splitlines()[-2].startswith("PASS  full_decode_only: 2 descriptors")
+
+
 def test_an_unowned_buffer_fails_the_capture(place, capsys, monkeypatch):
     """A tensor that a graph reads and nobody registered can vanish under it."""
     import torch

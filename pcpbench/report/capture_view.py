@@ -23,7 +23,7 @@ UNOWNED_SHOWN = 10
 
 def print_capture(result: CaptureResult, console: Console) -> None:
     """Print the whole report."""
-    verdict_line(console, result.outcome, verdict(result))
+    print_capture_verdict(result, console)
     console.print()
     if result.unowned:
         facts = Facts()
@@ -41,6 +41,11 @@ def print_capture(result: CaptureResult, console: Console) -> None:
     if result.run_dir:
         facts.add("Files", result.run_dir)
     facts.print(console)
+
+
+def print_capture_verdict(result: CaptureResult, console: Console) -> None:
+    """The verdict in one sentence; also the talk beside `--json`."""
+    verdict_line(console, result.outcome, verdict(result))
 
 
 def verdict(result: CaptureResult) -> str:

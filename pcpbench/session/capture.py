@@ -5,6 +5,7 @@ Owns the run of one request from options to exit code. All input is checked befo
 
 from __future__ import annotations
 
+import sys
 import time
 
 import torch
@@ -14,8 +15,9 @@ from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.report.capture_files import CaptureFiles
-from pcpbench.report.capture_view import print_capture
+from pcpbench.report.capture_view import print_capture, print_capture_verdict
 from pcpbench.report.console import make_console
+from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
@@ -65,7 +67,11 @@ def run_capture(request: CaptureRequest) -> int:
                 run_dir=str(files.path),
             )
             files.finish(result)
-    print_capture(result, make_console())
+    if request.json:
+        print_json(result)
+        print_capture_verdict(result, make_console(sys.stderr))
+    else:
+        print_capture(result, make_console())
     return result.outcome.exit_code
 
 
