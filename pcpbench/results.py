@@ -52,8 +52,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: as asked (`full`), or `eager_padded[full]` for the twin padded like that arm.
     steps_full, steps_piecewise, steps_none: steps served as each. steps_idle: dummy steps.
-    decode_steps: steps without prefill. coverable: decode steps that a captured size covers;
-    coverable_full: those that FULL served. miss_reasons: why FULL did not serve steps, counted.
+    decode_steps: steps without prefill. coverable: decode steps that a captured size covers,
+    0 for an arm that never replays; coverable_full: those that FULL served. miss_reasons: why FULL did not serve steps, counted.
     real_tokens, padded_tokens: rank-local tokens summed over ranks and steps, before and after
     padding. tpot, itl, ttft, step, launch, kernel: times in seconds, None where not measured.
     """

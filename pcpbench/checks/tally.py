@@ -56,6 +56,8 @@ class ArmTally:
         if step.has_prefill:
             return
         self.decode_steps += 1
+        if padded_twin:  # it replays nothing: no graph of its own covers a step
+            return
         best = smallest_covering(self.setup.candidates, expected)
         if best is not None and best.cg_mode is CUDAGraphMode.FULL:
             self.coverable += 1

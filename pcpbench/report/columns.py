@@ -77,7 +77,8 @@ SUMMARY: Final = (
     Column("steps_none", "", "steps run eagerly"),
     Column("steps_idle", "", "dummy steps, in none of the three above"),
     Column("decode_steps", "", "steps without a prefill"),
-    Column("coverable", "", "decode steps that a captured FULL size covers"),
+    Column("coverable", "", "decode steps that a captured FULL size covers; 0 for an arm that never "
+           "replays"),
     Column("coverable_full", "", "of these, steps that FULL served"),
     Column("real_tokens", "", "rank-local tokens before padding, over all ranks and steps"),
     Column("padded_tokens", "", "rank-local tokens after padding, over all ranks and steps"),

@@ -110,6 +110,8 @@ def test_a_clean_run_passes_with_ratios(kit):
     full, twin = arms["full"], arms[TWIN]
     assert (full.steps_full, full.steps_none, full.decode_steps) == (4, 1, 4)
     assert (full.coverable, full.coverable_full) == (4, 4)
+    # Padded to the same sizes, but it never replays: that nothing was served says nothing.
+    assert (twin.coverable, twin.coverable_full) == (0, 0)
     assert full.miss_reasons == {"batch has a prefill": 1}
     assert (twin.steps_full, twin.steps_none, twin.miss_reasons) == (0, 5, {})
     assert (full.num_requests, full.num_output_tokens) == (3, 15)
