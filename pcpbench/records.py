@@ -146,7 +146,8 @@ class Drift:
     """How far one tensor of one arm is from its twin.
 
     outcome: `bitwise`, `within_budget`, `exceeds_budget`, `non_finite` or `shape_mismatch`.
-    max_abs, max_rel, max_ulp, cosine: None where they cannot be formed.
+    relative: largest difference of a row over the root mean square of the twin's row; with cosine
+    what a budget is on. All numbers: None where they cannot be formed.
     """
 
     kind: str
@@ -158,6 +159,7 @@ class Drift:
     max_rel: float | None
     max_ulp: float | None
     cosine: float | None
+    relative: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

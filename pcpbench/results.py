@@ -53,9 +53,10 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     arm: as asked (`full`), or `eager_padded[full]` for the twin padded like that arm.
     steps_full, steps_piecewise, steps_none: steps served as each. steps_idle: dummy steps.
     decode_steps: steps without prefill. coverable: decode steps that a captured size covers,
-    0 for an arm that never replays; coverable_full: those that FULL served. miss_reasons: why FULL did not serve steps, counted.
-    real_tokens, padded_tokens: rank-local tokens summed over ranks and steps, before and after
-    padding. tpot, itl, ttft, step, launch, kernel: times in seconds, None where not measured.
+    0 for an arm that never replays; coverable_full: those that FULL served. miss_reasons: why FULL
+    did not serve steps, counted. real_tokens, padded_tokens: rank-local tokens summed over ranks
+    and steps, before and after padding. tpot, itl, ttft, step, launch, kernel: times in seconds,
+    None where not measured.
     """
 
     arm: str
@@ -92,6 +93,9 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     num_steps_compared: steps with common outputs; 0 makes the scenario NOT_COMPARED.
     top1_agreement, kl: of the next-token distribution; None where nothing was sampled.
+    max_relative, max_cosine_gap: the two measures that a budget is on, each the largest over all
+    tensors and steps for which it can be formed. limit_relative, limit_cosine_gap: the
+    budget; None for capture drift, which must be bit for bit.
     """
 
     kind: str
@@ -103,6 +107,10 @@ class DriftSummary(msgspec.Struct, frozen=True, kw_only=True):
     token_mismatches: int
     max_kl: float | None
     ok: bool
+    max_relative: float | None = None
+    max_cosine_gap: float | None = None
+    limit_relative: float | None = None
+    limit_cosine_gap: float | None = None
 
 
 class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):

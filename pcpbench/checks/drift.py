@@ -79,6 +79,7 @@ def measure(kind: str, tensor: str, found: NDArray[Any], twin: NDArray[Any], dty
             max_rel=0.0,
             max_ulp=0.0,
             cosine=1.0,
+            relative=0.0,
         )
     left, right = widen(found, dtype), widen(twin, dtype)
     num_mismatched = int((_bits(left) != _bits(right)).sum())
@@ -93,8 +94,8 @@ def measure(kind: str, tensor: str, found: NDArray[Any], twin: NDArray[Any], dty
     gap = np.abs(a - b)
     larger = np.maximum(np.abs(a), np.abs(b))
     relative = np.divide(gap, larger, out=np.zeros_like(gap), where=larger > 0)
-    cosine = _cosine(a, b)
-    within = budget is not None and _within(left, right, cosine, budget)
+    cosine, row_error = _cosine(a, b), relative_error(left, right)
+    within = budget is not None and _within(row_error, cosine, budget)
     return Drift(
         kind=kind,
         tensor=tensor,
@@ -105,6 +106,7 @@ def measure(kind: str, tensor: str, found: NDArray[Any], twin: NDArray[Any], dty
         max_rel=float(relative.max(initial=0.0)),
         max_ulp=float(ulp_distance(left_finite, right_finite, dtype).max(initial=0)),
         cosine=cosine,
+        relative=row_error,
     )
 
 
@@ -149,10 +151,15 @@ def _badness(drift: Drift) -> tuple[int, float]:
     return OUTCOMES.index(drift.outcome), drift.max_abs or 0.0
 
 
-def _within(left: FloatArray, right: FloatArray, cosine: float | None, budget: Budget) -> bool:
+def cosine_gap(drift: Drift) -> float | None:
+    """1 - cosine of a drift, None where there is no cosine; never negative by rounding."""
+    return None if drift.cosine is None else max(1.0 - drift.cosine, 0.0)
+
+
+def _within(relative: float, cosine: float | None, budget: Budget) -> bool:
     if cosine is None or 1.0 - cosine > budget.cosine_gap:
         return False
-    return relative_error(left, right) <= budget.relative
+    return relative <= budget.relative
 
 
 def _same_non_finite(left: FloatArray, right: FloatArray) -> bool:

@@ -206,7 +206,7 @@ class ScenarioJudge:
             outcome=outcome,
             reasons=tuple(failures + gaps),
             arms=tuple(tally.summary(times[name]) for name, tally in self.arms.items()),
-            drifts=tuple(s for tally in self.pairs if (s := tally.summary()) is not None),
+            drifts=tuple(s for tally in self.pairs if (s := tally.summary(self.dtype)) is not None),
             violations=tuple(self.violations),
             first_differences=tuple(t.first for t in self.pairs if t.first is not None),
             tpot_ratio=ratio(base.tpot, candidate.tpot),

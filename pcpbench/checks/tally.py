@@ -9,9 +9,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from pcpbench.checks.budgets import budget_of
 from pcpbench.checks.compare import StepComparison
 from pcpbench.checks.contract_dispatch import smallest_covering
-from pcpbench.checks.drift import is_ok, worse
+from pcpbench.checks.drift import cosine_gap, is_ok, worse
 from pcpbench.checks.metrics import ArmTimes
 from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.setup import ArmSetup, Pair
@@ -130,6 +131,8 @@ class PairTally:
     num_top1_equal: int = 0
     token_mismatches: int = 0
     max_kl: float | None = None
+    max_relative: float | None = None
+    max_cosine_gap: float | None = None
     worst: Drift | None = None
     first: Difference | None = None
     diverged: set[str] = field(default_factory=set)
@@ -151,6 +154,8 @@ class PairTally:
         """Add drifts of one step, and the place of the first one that was not allowed."""
         for drift in drifts:
             self.worst = worse(self.worst, drift)
+            self.max_relative = _larger(self.max_relative, drift.relative)
+            self.max_cosine_gap = _larger(self.max_cosine_gap, cosine_gap(drift))
             self.by_step[step] = worse(self.by_step.get(step), drift)
         if self.first is None:
             self.first = difference
@@ -163,10 +168,11 @@ class PairTally:
             for step, drift in self.by_step.items()
         ]
 
-    def summary(self) -> DriftSummary | None:
-        """The pair's part of a result; None where nothing was compared."""
+    def summary(self, dtype: str) -> DriftSummary | None:
+        """The pair's part of a result; None where nothing was compared. dtype: of the engines."""
         if self.worst is None or not self.num_steps:
             return None
+        budget = budget_of(self.pair.kind, dtype)
         return DriftSummary(
             kind=self.pair.kind,
             arm=self.pair.arm,
@@ -177,6 +183,10 @@ class PairTally:
             token_mismatches=self.token_mismatches,
             max_kl=self.max_kl,
             ok=is_ok(self.worst) and self.first is None,
+            max_relative=self.max_relative,
+            max_cosine_gap=self.max_cosine_gap,
+            limit_relative=None if budget is None else budget.relative,
+            limit_cosine_gap=None if budget is None else budget.cosine_gap,
         )
 
     def reason(self) -> str:
@@ -192,3 +202,7 @@ class PairTally:
             f"at step {difference.step}{rank}{layer}, {drift.tensor}: {drift.num_mismatched} of "
             f"{drift.num_elements} values differ{size}"
         )
+
+
+def _larger(first: float | None, second: float | None) -> float | None:
+    return max((value for value in (first, second) if value is not None), default=None)

@@ -77,8 +77,8 @@ SUMMARY: Final = (
     Column("steps_none", "", "steps run eagerly"),
     Column("steps_idle", "", "dummy steps, in none of the three above"),
     Column("decode_steps", "", "steps without a prefill"),
-    Column("coverable", "", "decode steps that a captured FULL size covers; 0 for an arm that never "
-           "replays"),
+    Column("coverable", "", "decode steps that a captured FULL size covers; 0 for an arm that "
+           "never replays"),
     Column("coverable_full", "", "of these, steps that FULL served"),
     Column("real_tokens", "", "rank-local tokens before padding, over all ranks and steps"),
     Column("padded_tokens", "", "rank-local tokens after padding, over all ranks and steps"),
@@ -100,6 +100,11 @@ SUMMARY: Final = (
     Column("top1_agreement", "", "share of sampled rows whose most likely token agrees"),
     Column("token_mismatches", "", "sampled tokens that differ"),
     Column("max_kl", "nat", "largest KL divergence of the next-token distribution"),
+    Column("drift_relative", "", "largest difference relative to its row's scale, over all tensors "
+           "and steps"),
+    Column("drift_relative_limit", "", "its budget; empty where every bit must be equal"),
+    Column("drift_cosine_gap", "", "largest 1 - cosine similarity, over all tensors and steps"),
+    Column("drift_cosine_gap_limit", "", "its budget; empty where every bit must be equal"),
     Column("violated_contracts", "", "contracts that the arm broke, `;` between them"),
     Column("reasons", "", "why the scenario did not pass, `; ` between reasons"),
     Column("wall_s", "s", "time that the whole scenario took, all arms"),

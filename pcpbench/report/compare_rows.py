@@ -95,6 +95,10 @@ def _drift_cells(summary: DriftSummary | None) -> dict[str, Cell]:
         "top1_agreement": None if summary is None else summary.top1_agreement,
         "token_mismatches": None if summary is None else summary.token_mismatches,
         "max_kl": None if summary is None else summary.max_kl,
+        "drift_relative": None if summary is None else summary.max_relative,
+        "drift_relative_limit": None if summary is None else summary.limit_relative,
+        "drift_cosine_gap": None if summary is None else summary.max_cosine_gap,
+        "drift_cosine_gap_limit": None if summary is None else summary.limit_cosine_gap,
         "drift_max_rel": None if worst is None else worst.max_rel,
         "drift_cosine": None if worst is None else worst.cosine,
     }

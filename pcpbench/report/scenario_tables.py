@@ -91,24 +91,25 @@ def coverage(arm: ArmSummary) -> str:
 
 
 def drift_table(console: Console, result: ScenarioResult) -> Table:
-    """The drift of each pair of arms, worst over steps."""
+    """The drift of each pair of arms, worst over steps, beside what it is judged on."""
     wide = is_wide(console)
-    more = ["Max rel", "KL", "Tokens differ"] if wide else []
+    more = ["Tokens\ndiffer"] if wide else []
     table = new_table(
         ["Drift", *(["of, from"] if wide else []), "Verdict"],
-        ["Steps", "Max abs", "Max ULP", "Top-1", *more],
+        ["Steps", "Relative\n(limit)", "1 - cosine\n(limit)", "Top-1", *more],
     )
     kinds = [drift.kind for drift in result.drifts]
     for drift in result.drifts:
-        worst = drift.worst
         alone = wide or kinds.count(drift.kind) == 1
         cells = [drift.kind if alone else f"{drift.kind}, {padded_like(drift.arm)}"]
         cells += [f"{drift.arm}, {drift.twin}"] if wide else []
         cells += [drift_words(drift), str(drift.num_steps_compared)]
-        cells += [units.small(worst.max_abs), units.small(worst.max_ulp)]
+        cells += [
+            units.against(drift.max_relative, drift.limit_relative),
+            units.against(drift.max_cosine_gap, drift.limit_cosine_gap),
+        ]
         cells += [units.percent(drift.top1_agreement)]
         if wide:
-            cells += [units.small(worst.max_rel), units.small(drift.max_kl)]
             cells += [str(drift.token_mismatches)]
         table.add_row(*cells, style="" if drift.ok else "red")
     return table

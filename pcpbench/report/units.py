@@ -85,6 +85,11 @@ def small(value: float | None) -> str:
     return f"{value:.3g}" if 0.01 <= abs(value) < 1000 else f"{value:.1e}"
 
 
+def against(value: float | None, limit: float | None) -> str:
+    """A drift with its limit: `6.4e-06 (0.0001)`; without one no bit may differ: `0 (bitwise)`."""
+    return f"{small(value)} ({'bitwise' if limit is None else f'{limit:g}'})"
+
+
 def count(number: int, noun: str) -> str:
     """`1 step`, `3 steps`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

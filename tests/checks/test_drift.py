@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -6,6 +8,7 @@ from hypothesis.extra import numpy as hnp
 
 from pcpbench.checks.budgets import BUDGETS, EPS, budget_of
 from pcpbench.checks.drift import (
+    cosine_gap,
     is_ok,
     measure,
     next_token_kl,
@@ -195,3 +198,22 @@ def test_unknown_words_are_refused():
         budget_of("partition", "float64")
     with pytest.raises(UsageError, match=r"drift kind 'sideways'"):
         budget_of("sideways", "float32")
+
+
+@pytest.mark.parametrize("error", [0.0, 1e-7, 1e-5, 9e-5, 2e-4, 1e-2])
+def test_the_two_measures_told_are_the_ones_judged(error):
+    twin = np.linspace(1, 2, 64, dtype=np.float32).reshape(4, 16)
+    found = twin.copy()
+    found[2, 3] += np.float32(error) * np.sqrt(np.square(twin[2]).mean())
+    drift, budget = (
+        measure("padding", "hidden", found, twin, "float32"),
+        BUDGETS["padding"]["float32"],
+    )
+    held = drift.relative <= budget.relative and cosine_gap(drift) <= budget.cosine_gap
+    assert drift.relative == pytest.approx(error, rel=0.1, abs=1e-7)
+    assert is_ok(drift) == held == (error < 1e-4)
+
+
+def test_a_cosine_that_rounds_past_one_leaves_no_gap():
+    drift = replace(measure("padding", "x", f32(1.0), f32(1.0), "float32"), cosine=1.0 + 2**-52)
+    assert cosine_gap(drift) == 0.0

@@ -136,6 +136,10 @@ def summary(kind: str, name: str, twin: str, worst: Drift, ok: bool = True) -> D
         token_mismatches=0,
         max_kl=1.2e-9,
         ok=ok,
+        max_relative=0.0 if kind == "capture" and ok else 3.1e-6,
+        max_cosine_gap=0.0 if kind == "capture" and ok else 2.5e-13,
+        limit_relative=None if kind == "capture" else 1e-4,
+        limit_cosine_gap=None if kind == "capture" else 1e-10,
     )
 
 

@@ -65,6 +65,11 @@ def test_what_was_not_measured_is_missing_and_never_zero(make, summary):
     assert frame.loc["reference"].filter(regex="_ms$").isna().all()
     assert pd.isna(frame.drift_kind["reference"])
     assert frame.drift_max_abs["full"] == 0.0
+    assert pd.isna(frame.drift_relative_limit["full"])
+    assert pd.isna(frame.drift_cosine_gap["reference"])
+    assert (frame.drift_relative["eager"], frame.drift_relative_limit["eager"]) == (3.1e-6, 1e-4)
+    assert frame.drift_cosine_gap["eager"] == 2.5e-13
+    assert frame.drift_cosine_gap_limit["eager"] == 1e-10
     assert frame.padding_waste_percent["eager"] == 0.0
     assert frame.padding_waste_percent["full"] == pytest.approx(12.5)
 

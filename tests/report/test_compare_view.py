@@ -138,8 +138,17 @@ def test_drift_is_split(make, show):
     rows = {line.split()[0]: line for line in text.splitlines() if line.split()}
 
     assert "within budget" in rows["partition"]
-    assert "3.1e-07" in rows["partition"]
     assert "bitwise equal" in rows["capture"]
+
+
+def test_drift_is_shown_beside_what_it_is_judged_on(make, show):
+    text, line = show(make.passed())
+    rows = {line.split()[0]: line for line in text.splitlines() if line.split()}
+
+    assert "3.1e-06 (0.0001)" in rows["partition"]
+    assert "2.5e-13 (1e-10)" in rows["partition"]
+    assert rows["capture"].count("0 (bitwise)") == 2
+    assert "ULP" not in line
 
 
 @pytest.mark.parametrize("kind", ["failed", "not_compared"])
@@ -166,14 +175,15 @@ def test_what_broke_is_told_once_by_contract_with_its_count(make, show):
     assert "Why full computed a non-finite value: step 9, tensor hidden, row 2" in line
 
 
-def test_the_first_difference_has_its_place_and_values(make, show):
-    _, line = show(make.failed())
+def test_the_first_difference_has_its_place_and_values(make, show, width):
+    text, line = show(make.failed())
 
     assert (
         "First difference capture: full left eager_padded[full] at step 7, rank 1, layer 0, "
         "tensor logits: 311 of 4096 values differ, max abs 0.125, max rel 2.2e-06, max ULP 81,234"
     ) in line
-    assert "NOT ALLOWED: exceeds budget" in line
+    assert "NOT ALLOWED:" in text
+    assert width == 80 or "NOT ALLOWED: exceeds budget in" in text
 
 
 def test_names_with_brackets_are_not_taken_for_markup(make, show):

@@ -64,3 +64,10 @@ def test_a_ratio_in_words(found, text):
 )  # fmt: skip
 def test_drifts(value, text):
     assert units.small(value) == text
+
+
+def test_a_drift_beside_its_limit():
+    assert units.against(6.4e-6, 1e-4) == "6.4e-06 (0.0001)"
+    assert units.against(math.inf, 0.04) == "inf (0.04)"
+    assert units.against(0.0, None) == "0 (bitwise)"
+    assert units.against(None, None) == "- (bitwise)"
