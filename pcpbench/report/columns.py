@@ -49,6 +49,7 @@ def _ratio_columns() -> tuple[Column, ...]:
             Column(f"{name}_ratio_low", "", "lower end of its 95 % interval"),
             Column(f"{name}_ratio_high", "", "upper end of its 95 % interval"),
         ]
+    columns += [Column(f"num_{name}_pairs", "", f"pairs behind {name}_ratio") for _, name in RATIOS]
     return tuple(columns)
 
 

@@ -72,6 +72,7 @@ def _summary_row(
         row[f"{name}_ratio"] = None if ratio is None else ratio.median
         row[f"{name}_ratio_low"] = None if ratio is None else ratio.low
         row[f"{name}_ratio_high"] = None if ratio is None else ratio.high
+        row[f"num_{name}_pairs"] = None if ratio is None else ratio.num_pairs
     return row | _drift_cells(drift_of(result, arm.arm))
 
 

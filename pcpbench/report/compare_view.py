@@ -19,6 +19,7 @@ from pcpbench.report.console import (
     new_table,
     verdict_line,
 )
+from pcpbench.report.scenario_tables import has_times
 from pcpbench.report.scenario_view import print_scenario
 from pcpbench.results import CompareResult, Outcome, Ratio, ScenarioResult
 
@@ -114,8 +115,9 @@ def _range(name: str, ratios: list[Ratio | None]) -> str:
 
 def _overview(result: CompareResult, console: Console) -> Table:
     wide = is_wide(console)
+    is_timed = any(has_times(scenario) for scenario in result.scenarios)
     table = new_table(
-        ["Scenario", "Verdict", "TPOT\nratio", "Launch\nratio"],
+        ["Scenario", "Verdict", *(["TPOT\nratio", "Launch\nratio"] if is_timed else [])],
         ["FULL of\ncoverable", "Padding\nwaste", *(["Took"] if wide else [])],
     )
     for scenario in result.scenarios:
@@ -123,6 +125,7 @@ def _overview(result: CompareResult, console: Console) -> Table:
         passed = scenario.outcome is Outcome.PASS
         ratios = [scenario.tpot_ratio, scenario.launch_ratio] if passed else [None, None]
         cells = [units.ratio(r) if wide else units.ratio(r).partition(" ")[0] for r in ratios]
+        cells = cells if is_timed else []
         covered = f"{arm.coverable_full} of {arm.coverable}" if arm and arm.coverable else "-"
         waste = units.percent(arm.padding_waste) if arm else units.NOTHING
         took = [f"{scenario.wall_s:.1f} s"] if wide else []
@@ -131,6 +134,18 @@ def _overview(result: CompareResult, console: Console) -> Table:
 
 
 def _add_reading(facts: Facts, result: CompareResult) -> None:
+    settings = result.settings
+    if any(has_times(scenario) for scenario in result.scenarios):
+        facts.add_all("Times", _reading(result))
+    elif settings.get("repetitions") == 0:
+        facts.add("Times", "not timed (--repetitions 0)")
+    elif result.scenarios:
+        facts.add("Times", "not timed: no scenario passed")
+    if result.run_dir:
+        facts.add("Files", result.run_dir)
+
+
+def _reading(result: CompareResult) -> list[str]:
     settings = result.settings
     ranks = settings.get("prefill_context_parallel_size", 1) * settings.get(
         "tensor_parallel_size", 1
@@ -144,7 +159,8 @@ def _add_reading(facts: Facts, result: CompareResult) -> None:
         "TPOT = (last - first token time) / (output tokens - 1)",
         "ITL = gap between successive tokens of a request",
         f"launch overhead = {launch}",
-        "ratio = median over pairs, [95 % interval in this process]",
+        "ratio = median over pairs, [95 % interval in this process]; pairs: of the same request, "
+        "gap or step",
         "scope = worker: not to be set against a served system's TPOT",
     ]
     if ranks > 1:
@@ -152,6 +168,4 @@ def _add_reading(facts: Facts, result: CompareResult) -> None:
             "ranks share one device and run one after the other: times are sums over "
             f"{ranks} ranks (the reference arm has one)"
         )
-    facts.add_all("Times", lines)
-    if result.run_dir:
-        facts.add("Files", result.run_dir)
+    return lines

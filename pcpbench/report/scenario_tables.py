@@ -28,23 +28,29 @@ OUTCOMES: Final = {
 def arm_table(
     console: Console, result: ScenarioResult, base: ArmSummary, candidate: ArmSummary
 ) -> Table:
-    """Medians (with p99 where there is room), ratio with interval, steps, padding."""
-    wide, passed = is_wide(console), result.outcome is Outcome.PASS
-    table = new_table(["Median"])
+    """Medians (with p99 where there is room), ratio with interval and pairs, steps, padding.
+
+    A result without times has none of their rows and columns.
+    """
+    is_timed = has_times(result)
+    wide, passed = is_wide(console) and is_timed, result.outcome is Outcome.PASS and is_timed
+    table = new_table(["Median" if is_timed else "Arm"])
     for arm in (base, candidate):
         table.add_column(base_arm(arm.arm), justify="right", overflow="fold")
         if wide:
             table.add_column("p99", justify="right", overflow="fold")
     if passed:
         ratio_name = f"{base_arm(candidate.arm)} / {base_arm(base.arm)}"
-        for name in [ratio_name, *(["that is"] if wide else [])]:
-            table.add_column(name, overflow="fold")
+        table.add_column(ratio_name, overflow="fold")
+        table.add_column("Pairs", overflow="fold", justify="right")
+        if wide:
+            table.add_column("that is", overflow="fold")
     timed = (
         ("TPOT", base.tpot, candidate.tpot, result.tpot_ratio),
         ("ITL", base.itl, candidate.itl, result.itl_ratio),
         ("Launch overhead", base.launch, candidate.launch, result.launch_ratio),
     )
-    for label, ours, theirs, ratio in timed:
+    for label, ours, theirs, ratio in timed if is_timed else ():
         ratios = _ratio_cells(ratio, wide) if passed else []
         table.add_row(label, *_time_cells(ours, theirs, wide), *ratios)
     counted = (
@@ -54,8 +60,15 @@ def arm_table(
     )
     for label, tell in counted:
         left, right = tell(base), tell(candidate)
+        if left == right == units.NOTHING:
+            continue
         table.add_row(label, *((left, "", right) if wide else (left, right)))
     return table
+
+
+def has_times(result: ScenarioResult) -> bool:
+    """Whether any arm was timed: neither with `--repetitions 0` nor where a step failed first."""
+    return any(arm.step is not None for arm in result.arms)
 
 
 def _time_cells(base: Stat | None, candidate: Stat | None, wide: bool) -> list[str]:
@@ -68,7 +81,8 @@ def _median_and_p99(stat: Stat | None) -> tuple[float | None, float | None]:
 
 
 def _ratio_cells(ratio: Ratio | None, wide: bool) -> list[str]:
-    return [units.ratio(ratio), *([units.reading(ratio)] if wide else [])]
+    pairs = units.NOTHING if ratio is None else str(ratio.num_pairs)
+    return [units.ratio(ratio), pairs, *([units.reading(ratio)] if wide else [])]
 
 
 def served_by(arm: ArmSummary) -> str:

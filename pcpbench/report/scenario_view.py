@@ -16,7 +16,7 @@ from pcpbench.report import units
 from pcpbench.report.arms import base_arm, find_arm
 from pcpbench.report.console import Facts, badge
 from pcpbench.report.findings_view import add_differences, add_reasons, add_violations
-from pcpbench.report.scenario_tables import arm_table, drift_table
+from pcpbench.report.scenario_tables import arm_table, drift_table, has_times
 from pcpbench.results import ArmSummary, Outcome, ScenarioResult
 
 
@@ -29,7 +29,10 @@ def print_scenario(console: Console, result: ScenarioResult, base: str, candidat
     add_differences(broken, result)
     add_violations(broken, result)
     if result.outcome is not Outcome.PASS:
-        after.add("No ratio", "the scenario did not pass, so its times are not compared.")
+        what = (
+            "its times are not compared" if has_times(result) else "there are no times to compare"
+        )
+        after.add("No ratio", f"the scenario did not pass, so {what}.")
     add_misses(after, known)
     parts = [
         broken.grid,

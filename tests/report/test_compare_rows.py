@@ -188,3 +188,11 @@ def test_drift_and_contracts_of_a_step(make, steps):
 
     assert frame.drift_outcome.dropna().to_dict() == {("full", 1): "bitwise"}
     assert frame.violated_contracts.dropna().to_dict() == {("full", 1): "C2;C10"}
+
+
+def test_the_pairs_behind_a_ratio_are_told_beside_it(make, summary):
+    frame = summary(make.passed())
+    names = ["num_tpot_pairs", "num_itl_pairs", "num_launch_overhead_pairs"]
+    assert list(frame.loc["full", names]) == [36, 418, 50]
+    assert frame.loc["eager", names].isna().all()
+    assert summary(make.failed())[names].isna().all().all()

@@ -111,6 +111,7 @@ def test_times_of_both_arms_with_ratio_and_interval(make, show, width):
 
     assert all(part in tpot for part in ("1.23 ms", "0.81 ms", "0.66 [0.64, 0.67]"))
     assert "0.40 [0.39, 0.41]" in launch
+    assert [line.split()[-1 if width == 80 else -4] for line in (tpot, launch)] == ["36", "50"]
     if width == 140:
         assert "34 % less" in tpot
         assert "1.22 ms" in tpot  # p99
@@ -131,6 +132,53 @@ def test_steps_padding_and_misses(make, show):
     assert "42 of 42 (100 %)" in line
     assert "12.5 %" in line
     assert "Missed FULL 8 steps, batch has a prefill" in line
+
+
+@pytest.fixture
+def untimed(make):
+    """Makes of a scenario what it is with `--repetitions 0`."""
+
+    def without_times(result):
+        none = dict.fromkeys(("tpot", "itl", "ttft", "step", "launch", "kernel"))
+        arms = tuple(msgspec.structs.replace(arm, **none) for arm in result.arms)
+        ratios = dict.fromkeys(("tpot_ratio", "itl_ratio", "launch_ratio"))
+        return msgspec.structs.replace(result, arms=arms, **ratios)
+
+    return without_times
+
+
+@pytest.mark.parametrize("kinds", [["passed"], ["passed", "failed"], ["not_compared"]])
+def test_what_was_not_timed_is_left_out_and_said_once(make, show, untimed, kinds):
+    settings = {**make.settings, "repetitions": 0}
+    scenarios = [untimed(getattr(make, kind)()) for kind in kinds]
+    text, line = show(*scenarios, settings=settings)
+
+    assert line.count("not timed (--repetitions 0)") == 1
+    for legend in ("TPOT", "ITL", "Launch", "launch", "ratio =", "full / eager", "p99", "Median"):
+        assert legend not in text
+    assert "50\u00a0eager" in text
+    assert not [row for row in text.splitlines() if row.split()[1:] == ["-", "-"]]
+
+
+def test_a_run_whose_scenarios_all_failed_was_not_timed_either(make, show, untimed):
+    _, line = show(untimed(make.failed()), settings={**make.settings, "repetitions": 3})
+    assert "Times not timed: no scenario passed" in line
+    assert "repetitions" not in line
+
+
+def test_one_timed_scenario_is_enough_to_tell_how_to_read_times(make, show, untimed):
+    text, line = show(untimed(make.failed()), make.passed())
+    assert "TPOT = (last" in line
+    assert "not timed" not in line
+    assert "0.66" in text
+
+
+def test_a_row_that_says_nothing_of_either_arm_is_left_out(make, show):
+    arms = tuple(a for a in make.passed().arms if a.arm != "full")
+    result = make.passed(arms=arms)
+    text = make.render(print_compare, make.compare(result, candidate="eager_padded"), 80)
+    assert "FULL of coverable" not in text
+    assert "Padding waste" in text
 
 
 def test_drift_is_split(make, show):
