@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Cut a scenario file from a request trace: lengths and arrivals, scaled to fit a small model.
 
-    scripts/make-trace-scenario.py TRACE.csv --name azure-code --count 20 --context-divisor 60 \
-        --source "AzurePublicDataset, CC BY 4.0" > mine.yaml
+    .venv/bin/python scripts/make-trace-scenario.py TRACE.csv --name azure-code --count 20 \
+        --context-divisor 60 --source "AzurePublicDataset, CC BY 4.0" > mine.yaml
 
 Columns are found by name, never by position: time (TIMESTAMP or Timestamp; dates or seconds),
 prompt tokens (ContextTokens, Request tokens) and output tokens (GeneratedTokens, Response tokens).
@@ -20,9 +20,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from pcpbench.errors import PcpbenchError, UsageError
-from pcpbench.scenarios.loader import parse_scenario
-from pcpbench.scenarios.schema import Limits
+try:
+    from pcpbench.errors import PcpbenchError, UsageError
+    from pcpbench.report.streams import guard_streams
+    from pcpbench.scenarios.loader import parse_scenario
+    from pcpbench.scenarios.schema import Limits
+except ImportError as error:
+    print(
+        f"make-trace-scenario: {sys.executable} has no {error.name}: run scripts/setup, then "
+        ".venv/bin/python scripts/make-trace-scenario.py.",
+        file=sys.stderr,
+    )
+    sys.exit(2)
 
 TIME_COLUMNS = ("TIMESTAMP", "Timestamp")
 CONTEXT_COLUMNS = ("ContextTokens", "Request tokens")
@@ -39,7 +48,20 @@ class TraceRow:
 
 
 def read_trace(path: Path) -> Iterator[TraceRow]:
-    """Rows of a trace in the order of the file, failed requests left out."""
+    """Rows of a trace in the order of the file, failed requests left out; UsageError for no CSV."""
+    try:
+        yield from _read_rows(path)
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{path} is no text in UTF-8 (byte {error.start}): name a CSV file with a header."
+        ) from error
+    except csv.Error as error:
+        raise UsageError(f"{path} is no CSV file ({error}): name one with a header.") from error
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror}): name a CSV file.") from error
+
+
+def _read_rows(path: Path) -> Iterator[TraceRow]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.DictReader(file)
         names = reader.fieldnames or []
@@ -49,7 +71,7 @@ def read_trace(path: Path) -> Iterator[TraceRow]:
             time, context, output = (row[column] for column in columns)
             try:
                 parsed = TraceRow(_seconds(time), int(context), int(output))
-            except (TypeError, ValueError) as error:
+            except (TypeError, ValueError, OverflowError) as error:
                 raise UsageError(
                     f"{path}, line {reader.line_num}: {time!r}, {context!r}, {output!r} are not a "
                     "time and two token counts: cut the line or mend it."
@@ -122,18 +144,21 @@ def main(arguments: list[str]) -> int:
         rows.sort(key=lambda row: row.time_s)
         text = render(rows, options)
         parse_scenario(text, options.name)
+        sys.stdout.write(text)
+        sys.stdout.flush()
     except PcpbenchError as error:
         print(f"make-trace-scenario: {error}", file=sys.stderr)
         return error.exit_code
-    sys.stdout.write(text)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("trace", type=Path, help="CSV file with a header")
-    parser.add_argument("--name", required=True, help="name of the scenario")
-    parser.add_argument("--source", required=True, help="where the trace is from, with its licence")
+    parser.add_argument("trace", type=_path, help="CSV file with a header")
+    parser.add_argument("--name", type=_text, required=True, help="name of the scenario")
+    parser.add_argument(
+        "--source", type=_text, required=True, help="where the trace is from, with its licence"
+    )
     parser.add_argument("--description", default="Lengths and arrivals of a recorded trace.")
     parser.add_argument("--covers", default="", help="ids, such as S12,K26")
     for flag, default, text in (
@@ -151,6 +176,16 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _text(value: str) -> str:
+    if not value.strip():
+        raise argparse.ArgumentTypeError("it is empty")
+    return value
+
+
+def _path(value: str) -> Path:
+    return Path(_text(value))  # "" would be the working directory
+
+
 def _at_least(low: int):  # noqa: ANN202 - a parser type for argparse
     def number(text: str) -> int:
         value = int(text)
@@ -162,4 +197,5 @@ def _at_least(low: int):  # noqa: ANN202 - a parser type for argparse
 
 
 if __name__ == "__main__":
+    guard_streams()
     sys.exit(main(sys.argv[1:]))

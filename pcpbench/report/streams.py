@@ -37,7 +37,7 @@ class _Raw(io.FileIO):
             if self._is_talk or isinstance(error, BrokenPipeError):
                 return num_bytes
             raise CannotMeasure(
-                f"the report cannot be written to stdout ({error.strerror}): send it to where "
+                f"stdout cannot be written ({error.strerror}): send it to where "
                 "there is room; the files of a run that has ended are on disk."
             ) from error
 

@@ -60,7 +60,7 @@ def test_a_full_stdout_is_one_sentence_and_3(tmp_path, full_disk, arguments):
     done = pcpbench(arguments, tmp_path, stdout=full_disk)
     assert done.returncode == 3
     (told,) = [line for line in done.stderr.splitlines() if line.startswith("pcpbench: ")]
-    assert "cannot be written to stdout (No space left on device)" in told
+    assert "stdout cannot be written (No space left on device)" in told
     assert "Exception" not in done.stderr
     assert "Traceback" not in done.stderr
 

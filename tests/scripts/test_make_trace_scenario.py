@@ -27,9 +27,9 @@ Session ID,Timestamp,Model,Response tokens,Request tokens,Total tokens,Log Type
 """
 
 
-def cut(tmp_path: Path, text: str, *options: str) -> subprocess.CompletedProcess[str]:
+def cut(tmp_path: Path, text: str | bytes, *options: str) -> subprocess.CompletedProcess[str]:
     trace = tmp_path / "trace.csv"
-    trace.write_text(text)
+    trace.write_bytes(text.encode() if isinstance(text, str) else text)
     command = [sys.executable, str(SCRIPT), str(trace), "--name", "cut", "--source", "a test"]
     return subprocess.run([*command, *options], capture_output=True, text=True)
 
@@ -57,6 +57,14 @@ def test_columns_are_found_by_name(tmp_path: Path) -> None:
         ("", (), "(none)"),
         (AZURE.replace("4808", "many"), (), "line 2"),
         (AZURE.replace(",4808,10", ""), (), "line 2"),
+        (b"\x7fELF\x02\x01\x00\xff\xfe\x80" * 9, (), "trace.csv is no text in UTF-8 (byte 7)"),
+        (AZURE.encode() + b"\xff\n", (), "is no text in UTF-8"),
+        (AZURE + '"' + "x" * 200_000, (), "trace.csv is no CSV file"),
+        ("\0" * 9, (), "trace"),
+        (AZURE.replace("2023-11-16 18:17:03", "2023-11-16 18:17:99"), (), "line 2"),
+        (AZURE.replace("4808", "9" * 5000), (), "line 2"),
+        (AZURE, ("--name", ""), "--name: it is empty"),
+        (AZURE, ("--source", " "), "--source: it is empty"),
         (AZURE, ("--start", "9"), "--start is 9"),
         (AZURE, ("--context-divisor", "1"), "raise max_model_len"),
         (AZURE, ("--context-divisor", "0"), "0 is below 1"),
@@ -71,3 +79,12 @@ def test_a_trace_that_cannot_be_used_is_one_sentence(
     assert words in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+def test_another_python_is_told_which_one_to_use(tmp_path: Path) -> None:
+    """`-S -E` hides what is installed: the Python that a person has by that name."""
+    command = [sys.executable, "-S", "-E", str(SCRIPT), "trace.csv"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "run scripts/setup, then .venv/bin/python scripts/make-trace-scenario.py" in done.stderr
