@@ -5,6 +5,7 @@ Imports neither torch nor numpy nor pandas at the top, so that `--help` answers 
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -17,6 +18,7 @@ from pcpbench.errors import PcpbenchError, UsageError
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
+STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     name="pcpbench",
@@ -324,7 +326,14 @@ def faults_clean(
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     guard_streams()
+    for signum in STOPS:
+        signal.signal(signum, _stop)
     sys.exit(run(sys.argv[1:]))
+
+
+def _stop(signum: int, frame: object) -> None:
+    """End as Ctrl-C does: whatever is being written is finished, and the run says how it ended."""
+    raise SystemExit(128 + signum)
 
 
 def run(arguments: list[str]) -> int:
@@ -349,8 +358,9 @@ def run(arguments: list[str]) -> int:
         return _interrupted()
     except OSError as error:  # no verdict; what befalls stdout and stderr is in streams.py
         return _complain(f"a file could not be read or written: {error}.", 3)
-    except SystemExit as stop:  # the console's answer to a closed pipe that nobody guards
-        return 3 if stop.code == 1 else int(stop.code or 0)
+    except SystemExit as stop:  # a signal, or the console's answer to a pipe that nobody guards
+        code = int(stop.code or 0)
+        return _interrupted(code) if code > 128 else 3 if code == 1 else code
     except Exception:
         traceback.print_exc()
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
@@ -366,8 +376,8 @@ def _refuse_empty(arguments: list[str]) -> None:
             raise UsageError(f"the value after {after} is empty: give one, or leave it out.")
 
 
-def _interrupted() -> int:
-    return _complain("interrupted: what had finished is on disk.", INTERRUPTED)
+def _interrupted(exit_code: int = INTERRUPTED) -> int:
+    return _complain("interrupted: scenarios that had finished are on disk.", exit_code)
 
 
 def _text(error: typer.TyperException) -> str:

@@ -22,6 +22,7 @@ from pcpbench.config import (
 )
 from pcpbench.errors import UsageError
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
+from pcpbench.scenarios.loader import choose_scenarios
 
 FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
@@ -199,7 +200,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None = None
 
     def check(self) -> None:
-        """Raise UsageError for a request that could not be run whatever the machine is."""
+        """Raise UsageError or ScenarioError for what could not be run whatever the machine is."""
         for arm in (self.base, self.candidate):
             if arm not in ARM_MODES:
                 raise UsageError(f"arm {arm!r} is unknown: use one of {', '.join(ARM_MODES)}.")
@@ -212,6 +213,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
             )
         self.options.check()
+        choose_scenarios(self.scenarios)
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:

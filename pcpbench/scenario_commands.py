@@ -17,13 +17,14 @@ from pcpbench.catalogue import (
     validate_scenarios,
 )
 from pcpbench.report.console import make_console, new_table
+from pcpbench.report.units import count
 
 
 def show_list() -> None:
     """Print all shipped scenarios."""
     console = make_console()
     for info in list_scenarios():
-        counts = f"{info.num_steps} steps, {info.num_requests} requests"
+        counts = f"{count(info.num_steps, 'step')}, {count(info.num_requests, 'request')}"
         covers = f", covers {' '.join(info.covers)}" if info.covers else ""
         console.print(Text(info.name, style="bold"), Text(counts + covers), sep="  ")
         console.print(Padding(first_sentence(info.description), (0, 0, 0, 4)))
@@ -43,7 +44,8 @@ def show_one(name_or_file: str) -> None:
 def validate(names_or_files: list[str]) -> None:
     """Check scenarios; the first bad one raises its error."""
     for info in validate_scenarios(names_or_files):
-        print(f"{info.path}: valid, {info.num_requests} requests, {info.num_steps} steps")
+        requests, steps = count(info.num_requests, "request"), count(info.num_steps, "step")
+        print(f"{info.path}: valid, {requests}, {steps}")
 
 
 def show_schema() -> None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import typer.main
@@ -190,6 +192,28 @@ def test_an_interrupt_is_told_and_is_no_verdict(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "run_doctor", interrupted)
     assert cli.run(["doctor"]) == 130
     assert "on disk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_as_ctrl_c_does(place, signum):
+    command = [sys.executable, "-m", "pcpbench", "compare", "eager", "full", "--out", "run"]
+    with subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True) as process:
+        while not (place / "run" / "manifest.json").exists():
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.05)
+        process.send_signal(signum)
+        _, talk = process.communicate(timeout=60)
+    assert process.returncode == 128 + signum
+    assert "interrupted" in talk
+    assert "Traceback" not in talk
+    manifest = json.loads((place / "run" / "manifest.json").read_text())
+    assert (manifest["outcome"], manifest["exit_code"]) == ("interrupted", 128 + signum)
+
+
+def test_scenarios_are_read_before_anything_is_built(place, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "pcpbench.session", None)  # importing it would fail
+    assert cli.run(["compare", "eager", "full", "--scenario", "nope"]) == 2
+    assert "scenario 'nope'" in capsys.readouterr().err
 
 
 def test_compare_leaves_its_files_and_json_is_all_of_stdout(place, capsys):

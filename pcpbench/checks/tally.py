@@ -95,7 +95,7 @@ class ArmTally:
         if not wanted or not prefill_steps or self.modes[CUDAGraphMode.PIECEWISE]:
             return []
         message = (
-            f"{self.setup.name}: none of the {prefill_steps} steps with a prefill was served by a "
+            f"{self.setup.name}: no step with a prefill ({prefill_steps} in all) was served by a "
             "PIECEWISE graph; name larger --capture-sizes to have their sizes captured."
         )
         return [Notice(setting="capture_sizes", message=message)]

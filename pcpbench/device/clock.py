@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
-NUM_FLOOR_RUNS = 2
+NUM_FLOOR_RUNS = 3
 MAX_KEPT_BYTES = 32 << 20
 """Most bytes of a run's intermediate results for its kernels to be kept and issued again later."""
 
@@ -119,21 +119,21 @@ class HostKernels:
         self._recorder = recorder
 
     def seconds(self) -> float:
-        """The least seconds of a few more issues, less as many bare calls timed beside them.
+        """The least seconds of a few more issues, less the least of as many bare calls beside them.
 
-        Every storage that the operations write holds afterwards what it held at the call.
+        The least of each on its own: what interrupts the bare calls must not count as less kernel
+        time. Every storage that the operations write holds afterwards what it held at the call.
         """
-        held = self._recorder.mutated()
+        held, calls = self._recorder.mutated(), self._recorder.calls
+        issued, bare = [], []
         with torch.inference_mode():
-            least = min(self._issue() for _ in range(NUM_FLOOR_RUNS))
+            for _ in range(NUM_FLOOR_RUNS):
+                self._recorder.rewind()
+                issued.append(_seconds_of(calls))
+                bare.append(_bare_seconds(len(calls)))
         for storage, before in held:
             storage.copy_(before)
-        return max(0.0, least)
-
-    def _issue(self) -> float:
-        self._recorder.rewind()
-        calls = self._recorder.calls
-        return _seconds_of(calls) - _bare_seconds(len(calls))
+        return min(issued) - min(bare)
 
 
 class HostClock:

@@ -30,6 +30,8 @@ class CaptureFiles(RunFiles):
     ) -> None:
         super().__init__("capture", out, settings, environment, root)
         self._pool_bytes = 0
+
+    def _begin(self) -> None:
         self._run_dir.append_text("capture.csv", header(columns.CAPTURE))
 
     def add_graph(self, graph: CapturedGraph) -> None:

@@ -42,6 +42,8 @@ class CompareFiles(RunFiles):
         self._base, self._candidate = base, candidate
         self._settings = {**settings, "device": environment.device}
         self._async_device = async_device
+
+    def _begin(self) -> None:
         self._run_dir.append_text("summary.csv", header(columns.SUMMARY))
         self._run_dir.append_text("steps.csv", header(columns.STEPS))
 

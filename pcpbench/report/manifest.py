@@ -44,6 +44,9 @@ class Manifest:
             "settings": settings,
             "environment": environment,
         }
+
+    def begin(self) -> None:
+        """Write that the run has started."""
         self._write("running", (), None)
 
     def finish(

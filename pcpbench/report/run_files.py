@@ -38,7 +38,16 @@ class RunFiles:
         return self._run_dir.path
 
     def __enter__(self) -> Self:
+        try:
+            self._manifest.begin()
+            self._begin()
+        except BaseException as error:  # an interrupt here would leave a run that never ends
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return self
+
+    def _begin(self) -> None:
+        """Write what the files of this command begin with."""
 
     def __exit__(
         self,
@@ -55,8 +64,11 @@ class RunFiles:
             outcome = Outcome.FAIL if code == Outcome.FAIL.exit_code else Outcome.NOT_COMPARED
             self._manifest.finish(outcome.value, reasons=(str(error),), exit_code=code)
         else:
-            outcome_name = "error" if isinstance(error, Exception) else "interrupted"
-            self._manifest.finish(outcome_name, reasons=(f"{type(error).__name__}: {error}",))
+            told = (f"{type(error).__name__}: {error}",)
+            if isinstance(error, Exception):
+                self._manifest.finish("error", reasons=told)
+            else:
+                self._manifest.finish("interrupted", reasons=told, exit_code=_exit_code(error))
 
     def _end(self, result: CompareResult | CaptureResult) -> None:
         self._manifest.finish(
@@ -67,3 +79,8 @@ class RunFiles:
             wall_s=result.wall_s,
         )
         self._finished = True
+
+
+def _exit_code(stop: BaseException) -> int:
+    """What the process ends with: 130 after Ctrl-C, 128 + its number after another signal."""
+    return stop.code if isinstance(stop, SystemExit) and isinstance(stop.code, int) else 130

@@ -41,7 +41,7 @@ def scenario_path(name_or_file: str | os.PathLike[str]) -> Path:
     near = difflib.get_close_matches(text, names, n=3, cutoff=0.4)
     near += [name for name in names if text and text in name and name not in near][:3]
     hint = f"did you mean {_either(near)}?" if near else f"use one of {', '.join(names)}."
-    raise ScenarioError(f"--scenario is {text!r}: no such scenario or file; {hint}")
+    raise ScenarioError(f"scenario {text!r}: no such scenario is shipped, nor is it a file; {hint}")
 
 
 def load_scenario(name_or_file: str | os.PathLike[str]) -> Scenario:

@@ -8,6 +8,7 @@ repeated keys, several documents and numbers that YAML 1.1 reads in surprising w
 from __future__ import annotations
 
 import re
+import unicodedata
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +100,15 @@ def _scalar(node: yaml.Node) -> Any:
     line = node.start_mark.line + 1
     kind = node.tag.removeprefix(_TAG)
     text = node.value
+    if not isinstance(node, yaml.ScalarNode):
+        raise YamlProblem(f"line {line}: the tag {node.tag[:40]} is not read; leave it out")
     if kind == "str":
+        control = next((c for c in text if unicodedata.category(c) == "Cc" and c not in "\n\t"), "")
+        if control:
+            code = f"U+{ord(control):04X}"
+            raise YamlProblem(
+                f"line {line}: a text holds the control character {code}; leave it out"
+            )
         return text
     if kind == "null":
         return None

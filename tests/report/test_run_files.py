@@ -83,7 +83,8 @@ def test_the_device_in_the_rows_is_the_one_that_was_used(make, open_compare, mon
     [
         (CaptureError("op x cannot be held"), "fail", 1, "op x cannot be held"),
         (DeviceMissing("no cuda here"), "not compared", 3, "no cuda here"),
-        (KeyboardInterrupt(), "interrupted", None, "KeyboardInterrupt"),
+        (KeyboardInterrupt(), "interrupted", 130, "KeyboardInterrupt"),
+        (SystemExit(143), "interrupted", 143, "SystemExit: 143"),
         (ZeroDivisionError("ours"), "error", None, "ZeroDivisionError: ours"),
     ],
 )
@@ -115,6 +116,7 @@ def test_a_killed_run_leaves_complete_rows(tmp_path):
         from pcpbench.report.compare_files import CompareFiles
         files = CompareFiles(Path({str(tmp_path / "run")!r}), base="eager", candidate="full",
                              settings=made.SETTINGS, environment=made.ENVIRONMENT)
+        files.__enter__()
         steps = made.make_steps()
         files.add_scenario(made.make_passed(), steps.plan, steps.records, steps.timings)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -44,6 +44,18 @@ def test_a_good_file_is_read(tmp_path: Path) -> None:
     assert load_scenario(str(path)) == scenario
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ('description: "a\\0b"', "line 2: a text holds the control character U+0000"),
+        ('description: "\\e[31m"', "line 2: a text holds the control character U+001B"),
+        ("description: !odd [1]", "line 2: the tag !odd is not read"),
+    ],
+)
+def test_what_a_terminal_would_choke_on_is_refused(line: str, told: str) -> None:
+    assert told in refused(f"name: mine\n{line}\nrequests: []\n")
+
+
 def test_json_is_read_too(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     path.write_text(
@@ -193,7 +205,7 @@ def test_an_unknown_name_suggests_near_ones() -> None:
         load_scenario("grow")
     with pytest.raises(ScenarioError, match="use one of azure-code, "):
         load_scenario("@@@@")
-    with pytest.raises(ScenarioError, match="is ''"):
+    with pytest.raises(ScenarioError, match="scenario ''"):
         load_scenario("")
 
 
