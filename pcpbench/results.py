@@ -47,6 +47,37 @@ class Ratio(msgspec.Struct, frozen=True, kw_only=True):
     num_pairs: int
 
 
+class BatchClass(msgspec.Struct, frozen=True, kw_only=True):
+    """Batches that are alike for dispatch and of which none ran as the arm was configured.
+
+    name: such as `decode with 9 requests`. wanted: `FULL` or `PIECEWISE`, what the arm's mode has
+    for such batches. ran_as: what they ran as instead, `eager` or a mode, most frequent first.
+    """
+
+    name: str
+    wanted: str
+    ran_as: tuple[str, ...]
+    num_steps: int
+    why: str
+
+
+class DispatchSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What the steps of one arm ran as, counted.
+
+    modes: `FULL`, `PIECEWISE`, `NONE` (eager) and `IDLE`. reasons: why FULL did not serve steps.
+    steps_ranks_disagree: steps in which ranks chose different descriptors.
+    steps_larger_than_needed: steps that ran a graph though a smaller one of its mode covers them;
+    excess_tokens: padding tokens that this cost, over all ranks. never_served: see BatchClass.
+    """
+
+    modes: dict[str, int]
+    reasons: dict[str, int]
+    steps_ranks_disagree: int
+    steps_larger_than_needed: int
+    excess_tokens: int
+    never_served: tuple[BatchClass, ...] = ()
+
+
 class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One arm of one scenario.
 
@@ -57,6 +88,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     did not serve steps, counted. real_tokens, padded_tokens: rank-local tokens summed over ranks
     and steps, before and after padding. tpot, itl, ttft, step, launch, kernel: times in seconds,
     None where not measured.
+    dispatch: the audit of its dispatch, None where nobody made one.
     """
 
     arm: str
@@ -79,6 +111,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     step: Stat | None = None
     launch: Stat | None = None
     kernel: Stat | None = None
+    dispatch: DispatchSummary | None = None
 
     @property
     def padding_waste(self) -> float | None:
@@ -143,6 +176,22 @@ class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
     twin: str
     step: int
     worst: Drift
+
+
+class StepAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """One step of one arm as dispatch and contracts see it; rows of steps.csv.
+
+    smallest: label of the smallest captured descriptor that serves it, None where none does.
+    rank_choices: label of each rank's choice, in rank order. excess_tokens: padding tokens over
+    all ranks that a smaller graph would have saved. violated_contracts: all that broke in it.
+    """
+
+    arm: str
+    step: int
+    smallest: str | None
+    rank_choices: tuple[str, ...]
+    excess_tokens: int
+    violated_contracts: tuple[str, ...] = ()
 
 
 class CompareResult(msgspec.Struct, frozen=True, kw_only=True):

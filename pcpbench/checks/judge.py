@@ -6,10 +6,9 @@ into PASS, FAIL or NOT_COMPARED. Knows no engine; a session feeds it.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
 
+import msgspec
 import numpy as np
 
 from pcpbench.checks import compare, kv, metrics
@@ -17,6 +16,7 @@ from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
 from pcpbench.checks.drift import is_ok
 from pcpbench.checks.findings import StepView
 from pcpbench.checks.kv import KvView
+from pcpbench.checks.ledger import Ledger
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.poison import compare_again
@@ -28,10 +28,7 @@ from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Drift, Notice, StepRecord, StepTiming, Violation
-from pcpbench.results import Outcome, Ratio, ScenarioResult, StepDrift
-
-MAX_SHOWN: Final = 20
-"""Violations kept of one contract in one arm; the rest are counted."""
+from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
 
 
 class ScenarioJudge:
@@ -68,8 +65,7 @@ class ScenarioJudge:
         self.teacher = teacher
         self.arms = {setup.name: ArmTally(setup) for setup in setups}
         self.pairs = [PairTally(pair) for pair in pairs]
-        self.violations: list[Violation] = []
-        self.counts: Counter[tuple[str, str]] = Counter()
+        self._ledger = Ledger()
         self.non_finite: dict[str, str] = {}
         self._kv_accused: set[tuple[str, int, int]] = set()
         self._next_step = 0
@@ -101,7 +97,7 @@ class ScenarioJudge:
         for name, view in kv_views.items():
             self._writes.start(name, view, self.setups[name].world.size, tables.get(name))
         for name, changes in captures.items():
-            self._keep(capture_violations(name, changes, self.plan))
+            self._ledger.keep(capture_violations(name, changes, self.plan))
 
     def observe_step(
         self,
@@ -136,7 +132,7 @@ class ScenarioJudge:
                 found += self._compare_kv(step, tally, records, kv_views, "written")
         self._feed(records)
         self._before = dict(records)
-        self._keep(found)
+        self._ledger.keep(found)
         return found
 
     def observe_kv(
@@ -152,7 +148,7 @@ class ScenarioJudge:
         for tally in self.pairs:
             if is_last or tally.pair.kind == "capture":
                 found += self._compare_kv(step, tally, records, kv_views, "all")
-        self._keep(found)
+        self._ledger.keep(found)
         return found
 
     def observe_again(
@@ -163,17 +159,29 @@ class ScenarioJudge:
         for name, record in records.items():
             found += compare_again(self._before[name], record)
             found += self._writes.check_again(self._views[name], kv_views[name])
-        self._keep(found)
+        self._ledger.keep(found)
         return found
 
     def observe_failure(self, violation: Violation) -> None:
         """An arm could not finish a step; the scenario ends here and fails."""
-        self._keep([violation])
+        self._ledger.keep([violation])
 
     @property
     def step_drifts(self) -> list[StepDrift]:
         """Worst drift of every step so far, pair after pair."""
         return [drift for tally in self.pairs for drift in tally.step_drifts()]
+
+    @property
+    def step_audits(self) -> list[StepAudit]:
+        """Every step of every arm: its dispatch, and all contracts that broke in it so far."""
+        broken = self._ledger.by_step
+        return [
+            msgspec.structs.replace(
+                audit, violated_contracts=tuple(broken.get((audit.arm, audit.step), ()))
+            )
+            for tally in self.arms.values()
+            for audit in tally.audit.steps
+        ]
 
     @property
     def has_failed(self) -> bool:
@@ -207,22 +215,15 @@ class ScenarioJudge:
             reasons=tuple(failures + gaps),
             arms=tuple(tally.summary(times[name]) for name, tally in self.arms.items()),
             drifts=tuple(s for tally in self.pairs if (s := tally.summary(self.dtype)) is not None),
-            violations=tuple(self.violations),
+            violations=tuple(self._ledger.violations),
             first_differences=tuple(t.first for t in self.pairs if t.first is not None),
             tpot_ratio=ratio(base.tpot, candidate.tpot),
             itl_ratio=ratio(base.itl, candidate.itl),
             launch_ratio=ratio(base.launch, candidate.launch),
             notices=(*notices, *(n for tally in self.arms.values() for n in tally.notices())),
             wall_s=wall_s,
-            num_violations=self._num_violations(),
+            num_violations=self._ledger.num_violations(),
         )
-
-    def _num_violations(self) -> dict[str, int]:
-        """Contract id -> violations of it over all arms, those that were not kept included."""
-        totals: Counter[str] = Counter()
-        for (contract, _), count in self.counts.items():
-            totals[contract] += count
-        return dict(totals)
 
     def _check_record(
         self, step: StepPlan, name: str, record: StepRecord, records: Mapping[str, StepRecord]
@@ -323,22 +324,8 @@ class ScenarioJudge:
             if self.teacher is None or name == self.teacher:
                 self.feeds[name].extend(record.sampled_req_ids, record.sampled)
 
-    def _keep(self, found: Iterable[Violation]) -> None:
-        for violation in found:
-            key = (violation.contract, violation.arm)
-            self.counts[key] += 1
-            if self.counts[key] <= MAX_SHOWN:
-                self.violations.append(violation)
-
     def _failures(self) -> list[str]:
-        reasons = []
-        for (contract, arm), count in self.counts.items():
-            first = next(v for v in self.violations if (v.contract, v.arm) == (contract, arm))
-            rank = "" if first.rank is None else f", rank {first.rank}"
-            reasons.append(
-                f"{contract} broken by {arm} {count} time{'s' if count > 1 else ''}, first at step "
-                f"{first.step}{rank}, {first.tensor}: {first.message}"
-            )
+        reasons = self._ledger.reasons()
         reasons += self.non_finite.values()
         for tally in self.pairs:
             if tally.first is not None and tally.pair.kind != "capture":

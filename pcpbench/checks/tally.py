@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pcpbench.checks.budgets import budget_of
 from pcpbench.checks.compare import StepComparison
 from pcpbench.checks.contract_dispatch import smallest_covering
+from pcpbench.checks.dispatch_audit import DispatchAudit
 from pcpbench.checks.drift import cosine_gap, is_ok, worse
 from pcpbench.checks.metrics import ArmTimes
 from pcpbench.checks.oracle import StepExpectation
@@ -39,9 +40,13 @@ class ArmTally:
     reasons: Counter[str] = field(default_factory=Counter)
     requests: set[str] = field(default_factory=set)
 
+    def __post_init__(self) -> None:
+        self.audit = DispatchAudit(self.setup)
+
     def observe(self, step: StepPlan, record: StepRecord, expected: StepExpectation | None) -> None:
         """Add one step. A padded twin runs eagerly, whatever descriptor it is padded to."""
         self.num_steps += 1
+        self.audit.observe(step, record, expected)
         if expected is None:
             self.steps_idle += 1
             return
@@ -117,6 +122,7 @@ class ArmTally:
             miss_reasons=dict(self.reasons.most_common()),
             real_tokens=self.real_tokens,
             padded_tokens=self.padded_tokens,
+            dispatch=self.audit.summary(),
             **({} if times is None else times.stats()),
         )
 

@@ -84,6 +84,12 @@ SUMMARY: Final = (
     Column("real_tokens", "", "rank-local tokens before padding, over all ranks and steps"),
     Column("padded_tokens", "", "rank-local tokens after padding, over all ranks and steps"),
     Column("padding_waste_percent", "%", "share of executed tokens that were padding"),
+    Column("steps_ranks_disagree", "", "steps in which ranks chose different descriptors"),
+    Column("steps_larger_than_needed", "", "steps that ran a graph though a smaller one of its "
+           "mode covers them"),
+    Column("excess_tokens", "", "padding tokens that this cost, over all ranks"),
+    Column("never_served", "", "classes of batches of which no step ran as the arm's mode says, "
+           "and why; `; ` between them"),
     *_stat_columns(),
     *_ratio_columns(),
     Column("drift_kind", "", "`partition`, `padding` or `capture`: drift of this arm"),
@@ -131,6 +137,12 @@ STEPS: Final = (
     Column("local_num_tokens", "", "largest rank-local token count, as dispatch saw it"),
     Column("real_tokens", "", "rank-local tokens before padding, over all ranks"),
     Column("padded_tokens", "", "rank-local tokens after padding, over all ranks"),
+    Column("smallest_descriptor", "", "smallest captured descriptor that covers the step; empty "
+           "where none does"),
+    Column("rank_descriptors", "", "what the ranks chose: one label where they agree, else "
+           "`rank0=...;rank1=...`"),
+    Column("excess_tokens", "", "padding tokens that a smaller graph of the same mode would have "
+           "saved, over all ranks"),
     Column("num_repetitions", "", "timed repetitions; 0 for an arm that was not timed"),
     Column("median_step_ms", "ms", "wall time, median over repetitions"),
     Column("median_submit_ms", "ms", "time until the last launch call returned, median"),
@@ -143,7 +155,7 @@ STEPS: Final = (
     Column("drift_num_mismatched", "", "values of it that differ"),
     Column("drift_max_abs", "", "largest absolute difference"),
     Column("drift_max_ulp", "ULP", "largest difference in units in the last place"),
-    Column("violated_contracts", "", "contracts broken in this step, `;` between them"),
+    Column("violated_contracts", "", "all contracts broken in this step, `;` between them"),
 )  # fmt: skip
 
 CAPTURE: Final = (

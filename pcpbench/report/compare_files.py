@@ -17,7 +17,7 @@ from pcpbench.report.csv_files import header, lines
 from pcpbench.report.json_out import compare_json
 from pcpbench.report.run_dir import RESULTS
 from pcpbench.report.run_files import RunFiles
-from pcpbench.results import CompareResult, ScenarioResult, StepDrift
+from pcpbench.results import CompareResult, ScenarioResult, StepAudit, StepDrift
 
 
 class CompareFiles(RunFiles):
@@ -54,9 +54,12 @@ class CompareFiles(RunFiles):
         records: Iterable[StepRecord],
         timings: Iterable[StepTiming] = (),
         step_drifts: Iterable[StepDrift] = (),
+        step_audits: Iterable[StepAudit] = (),
     ) -> None:
         """Put a scenario that has ended on disk."""
-        steps = step_rows(result, plan, records, timings, step_drifts, self._async_device)
+        steps = step_rows(
+            result, plan, records, timings, step_drifts, step_audits, self._async_device
+        )
         arms = summary_rows(result, self._base, self._candidate, self._settings)
         self._run_dir.append_text("steps.csv", lines(columns.STEPS, steps))
         self._run_dir.append_text("summary.csv", lines(columns.SUMMARY, arms))

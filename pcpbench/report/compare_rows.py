@@ -16,7 +16,15 @@ from pcpbench.records import Drift, StepRecord, StepTiming
 from pcpbench.report.arms import base_arm, contract_order, drift_of, find_arm
 from pcpbench.report.columns import RATIOS, SETTINGS, STAT_NAMES, STATS
 from pcpbench.report.csv_files import Cell, Row, ms
-from pcpbench.results import ArmSummary, DriftSummary, Outcome, ScenarioResult, StepDrift
+from pcpbench.results import (
+    ArmSummary,
+    DispatchSummary,
+    DriftSummary,
+    Outcome,
+    ScenarioResult,
+    StepAudit,
+    StepDrift,
+)
 
 PARALLEL_SIZES = tuple(c.name for c in SETTINGS if c.name.endswith("_size"))
 
@@ -57,6 +65,7 @@ def _summary_row(
         "real_tokens": arm.real_tokens,
         "padded_tokens": arm.padded_tokens,
         "padding_waste_percent": None if waste is None else 100 * waste,
+        **_dispatch_cells(arm.dispatch),
         "violated_contracts": ";".join(broken) or None,
         "reasons": "; ".join(result.reasons) or None,
         "wall_s": result.wall_s,
@@ -74,6 +83,14 @@ def _summary_row(
         row[f"{name}_ratio_high"] = None if ratio is None else ratio.high
         row[f"num_{name}_pairs"] = None if ratio is None else ratio.num_pairs
     return row | _drift_cells(drift_of(result, arm.arm))
+
+
+def _dispatch_cells(dispatch: DispatchSummary | None) -> dict[str, Cell]:
+    names = ("steps_ranks_disagree", "steps_larger_than_needed", "excess_tokens")
+    cells: dict[str, Cell] = {n: None if dispatch is None else getattr(dispatch, n) for n in names}
+    never = () if dispatch is None else dispatch.never_served
+    told = "; ".join(f"{batch.name}: never {batch.wanted}, {batch.why}" for batch in never)
+    return cells | {"never_served": told or None}
 
 
 def _setting_cells(arm: str, settings: Mapping[str, Any]) -> dict[str, Cell]:
@@ -117,9 +134,12 @@ def step_rows(
     records: Iterable[StepRecord],
     timings: Iterable[StepTiming] = (),
     step_drifts: Iterable[StepDrift] = (),
+    step_audits: Iterable[StepAudit] = (),
     async_device: bool = False,
 ) -> list[Row]:
     """One row for each record: arms in the order of the result, steps in the order of the plan.
+
+    step_audits: one for each record; the columns made of it are empty for a step without.
 
     async_device: whether the device runs behind the host; it decides what launch overhead is.
     """
@@ -129,14 +149,11 @@ def step_rows(
     for timing in timings:
         timed.setdefault((timing.arm, timing.step), []).append(timing)
     drifts = {(drift.arm, drift.step): drift for drift in step_drifts}
-    broken: dict[tuple[str, int], set[str]] = {}
-    for violation in result.violations:
-        broken.setdefault((violation.arm, violation.step), set()).add(violation.contract)
+    audits = {(audit.arm, audit.step): audit for audit in step_audits}
     rows: list[Row] = []
     for record in sorted(records, key=lambda r: (order.get(r.arm, len(order)), r.step)):
         key = (record.arm, record.step)
         drift = drifts.get(key)
-        contracts = sorted(broken.get(key, ()), key=contract_order)
         rows.append(
             {
                 **_count_cells(record, steps[record.step]),
@@ -144,10 +161,25 @@ def step_rows(
                 "drift_kind": None if drift is None else drift.kind,
                 "drift_twin": None if drift is None else drift.twin,
                 **_worst_cells(None if drift is None else drift.worst),
-                "violated_contracts": ";".join(contracts) or None,
+                **_audit_cells(audits.get(key)),
             }
         )
     return rows
+
+
+def _audit_cells(audit: StepAudit | None) -> dict[str, Cell]:
+    if audit is None:
+        names = ("smallest_descriptor", "rank_descriptors", "excess_tokens", "violated_contracts")
+        return dict.fromkeys(names)
+    choices = audit.rank_choices
+    told = [f"rank{rank}={label}" for rank, label in enumerate(choices)]
+    contracts = sorted(audit.violated_contracts, key=contract_order)
+    return {
+        "smallest_descriptor": audit.smallest,
+        "rank_descriptors": choices[0] if len(set(choices)) == 1 else ";".join(told) or None,
+        "excess_tokens": audit.excess_tokens,
+        "violated_contracts": ";".join(contracts) or None,
+    }
 
 
 def _count_cells(record: StepRecord, step: StepPlan) -> dict[str, Cell]:

@@ -19,6 +19,7 @@ from pcpbench.report.console import (
     new_table,
     verdict_line,
 )
+from pcpbench.report.dispatch_view import add_totals, add_unserved
 from pcpbench.report.scenario_tables import has_times
 from pcpbench.report.scenario_view import print_scenario
 from pcpbench.results import CompareResult, Outcome, Ratio, ScenarioResult
@@ -37,6 +38,8 @@ def print_compare(result: CompareResult, console: Console) -> None:
         print_scenario(console, scenario, result.base, result.candidate)
     console.print()
     facts = Facts()
+    if len(result.scenarios) > 1:
+        add_totals(facts, result.scenarios, (result.base, result.candidate))
     add_notices(facts, _notices(result))
     _add_reading(facts, result)
     facts.print(console)
@@ -56,6 +59,7 @@ def print_verdict(result: CompareResult, console: Console) -> None:
     verdict_line(console, result.outcome, verdict(result))
     facts = Facts()
     facts.add("Compared", _compared(result), style="dim")
+    add_unserved(facts, result.scenarios)
     if result.outcome is Outcome.PASS:
         ranges = [_range("TPOT", [s.tpot_ratio for s in result.scenarios])]
         ranges.append(_range("launch overhead", [s.launch_ratio for s in result.scenarios]))

@@ -13,17 +13,22 @@ import msgspec
 from pcpbench import __version__
 from pcpbench.report.arms import base_arm
 from pcpbench.report.columns import STATS
+from pcpbench.report.dispatch_view import run_totals
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
 from pcpbench.results import ArmSummary, CaptureResult, CompareResult, ScenarioResult, Stat
 
 
 def compare_json(result: CompareResult) -> str:
-    """One JSON object; times in milliseconds where a name says so, seconds where it says `_s`."""
+    """One JSON object; times in milliseconds where a name says so, seconds where it says `_s`.
+
+    `dispatch` has the audit of each arm over the run, `dispatch` of an arm that of one scenario.
+    """
     document = {
         **_head("compare", result),
         "base": result.base,
         "candidate": result.candidate,
+        "dispatch": run_totals(result.scenarios),
         "scenarios": [_scenario(scenario) for scenario in result.scenarios],
     }
     return to_json(document)

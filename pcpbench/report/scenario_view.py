@@ -15,6 +15,7 @@ from rich.text import Text
 from pcpbench.report import units
 from pcpbench.report.arms import base_arm, find_arm
 from pcpbench.report.console import Facts, badge
+from pcpbench.report.dispatch_view import add_dispatch
 from pcpbench.report.findings_view import add_differences, add_reasons, add_violations
 from pcpbench.report.scenario_tables import arm_table, drift_table, has_times
 from pcpbench.results import ArmSummary, Outcome, ScenarioResult
@@ -34,6 +35,7 @@ def print_scenario(console: Console, result: ScenarioResult, base: str, candidat
         )
         after.add("No ratio", f"the scenario did not pass, so {what}.")
     add_misses(after, known)
+    add_dispatch(after, known)
     parts = [
         broken.grid,
         arm_table(console, result, *known) if len(known) == 2 else None,

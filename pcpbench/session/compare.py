@@ -114,7 +114,9 @@ def _run_scenarios(
             progress.start(plan.scenario, _num_units(plan, stand, request))
             trial = _trial(request, plan, stand, clock, progress)
             result = trial.run()
-            files.add_scenario(result, plan, trial.records, trial.timings, trial.step_drifts)
+            files.add_scenario(
+                result, plan, trial.records, trial.timings, trial.step_drifts, trial.step_audits
+            )
             progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
             results.append(result)
     return tuple(results)

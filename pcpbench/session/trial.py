@@ -16,7 +16,7 @@ from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepRecord, StepTiming, Violation
-from pcpbench.results import ScenarioResult, StepDrift
+from pcpbench.results import ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.stand import Stand
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
@@ -85,6 +85,11 @@ class Trial:
     def step_drifts(self) -> list[StepDrift]:
         """Worst drift of every step and pair of arms."""
         return list(self._judge.step_drifts)
+
+    @property
+    def step_audits(self) -> list[StepAudit]:
+        """Dispatch and broken contracts of every step and arm."""
+        return self._judge.step_audits
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""

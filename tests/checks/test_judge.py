@@ -3,8 +3,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pcpbench.checks.judge import MAX_SHOWN, ScenarioJudge
+from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
+from pcpbench.checks.ledger import MAX_SHOWN
 from pcpbench.checks.oracle import Oracle
 from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.setup import Pair
@@ -437,7 +438,12 @@ def test_many_violations_are_counted_and_few_are_kept(kit):
     def wrong(arm, step, record):
         return kit.change_rank(record, 0, num_tokens=99) if arm == "eager" else record
 
-    result = Trial(kit, plan).run(wrong).finish()
+    trial = Trial(kit, plan).run(wrong)
+    result = trial.finish()
+    broken = [a.step for a in trial.judge.step_audits if a.arm == "eager"
+              and "C7" in a.violated_contracts]  # fmt: skip
+    assert broken == list(range(MAX_SHOWN + 21)), "the steps behind the cap are told, too"
+    assert not any(a.violated_contracts for a in trial.judge.step_audits if a.arm == "full")
     kept = [v for v in result.violations if (v.contract, v.tensor) == ("C7", "num_tokens")]
     assert 0 < len(kept) <= MAX_SHOWN
     (reason,) = [r for r in result.reasons if r.startswith("C7")]

@@ -6,6 +6,7 @@ import io
 import re
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -26,9 +27,11 @@ from pcpbench.results import (
     Ability,
     AddressUse,
     ArmSummary,
+    BatchClass,
     CapturedGraph,
     CaptureResult,
     CompareResult,
+    DispatchSummary,
     DoctorReport,
     DoctorRow,
     DriftSummary,
@@ -36,6 +39,7 @@ from pcpbench.results import (
     Ratio,
     ScenarioResult,
     Stat,
+    StepAudit,
     StepDrift,
     overall,
 )
@@ -122,7 +126,29 @@ FULL_COUNTS = {
     "coverable_full": 42,
     "miss_reasons": {"batch has a prefill": 8},
     "padded_tokens": 800,
+    "dispatch": DispatchSummary(
+        modes={"FULL": 42, "NONE": 8, "IDLE": 1},
+        reasons={"batch has a prefill": 8},
+        steps_ranks_disagree=0,
+        steps_larger_than_needed=0,
+        excess_tokens=0,
+    ),
 }
+UNSERVED = BatchClass(
+    name="decode with 9 requests",
+    wanted="FULL",
+    ran_as=("eager",),
+    num_steps=12,
+    why="larger than the largest captured size 8 (up to 9 rows a rank)",
+)
+ODD_DISPATCH = DispatchSummary(
+    modes={"FULL": 30, "NONE": 20, "IDLE": 1},
+    reasons={"more requests than the largest FULL graph": 12, "batch has a prefill": 8},
+    steps_ranks_disagree=2,
+    steps_larger_than_needed=3,
+    excess_tokens=24,
+    never_served=(UNSERVED,),
+)
 
 
 def summary(kind: str, name: str, twin: str, worst: Drift, ok: bool = True) -> DriftSummary:
@@ -170,6 +196,13 @@ def make_passed(name: str = "s1-grow-shrink", scale: float = 1.0, **values: obje
         "wall_s": 1.84,
     }
     return ScenarioResult(**(known | values))  # type: ignore[arg-type]
+
+
+def make_odd_dispatch(name: str = "s2-capture-edges") -> ScenarioResult:
+    """A pass in which a class of batches was never served, among other oddities."""
+    passed = make_passed(name)
+    full = msgspec.structs.replace(passed.arms[3], dispatch=ODD_DISPATCH)
+    return msgspec.structs.replace(passed, arms=(*passed.arms[:3], full))
 
 
 def violation(contract: str, step: int, rank: int | None, tensor: str, message: str) -> Violation:
@@ -466,7 +499,21 @@ def make_steps() -> SimpleNamespace:
             worst=drift("capture", "bitwise"),
         )
     ]
-    return SimpleNamespace(plan=plan, records=records, timings=timings, step_drifts=step_drifts)
+    audits = [
+        StepAudit(
+            arm=name,
+            step=step,
+            smallest="FULL[reqs=2,tokens=2]" if step == 1 else None,
+            rank_choices=("FULL[reqs=4,tokens=4]", "NONE") if step == 1 else ("NONE", "NONE"),
+            excess_tokens=4 if step == 1 else 0,
+            violated_contracts=("C10", "C2") if step == 1 else (),
+        )
+        for name in ("eager_padded[full]", "full")
+        for step in (0, 1, 2)
+    ]
+    return SimpleNamespace(
+        plan=plan, records=records, timings=timings, step_drifts=step_drifts, step_audits=audits
+    )
 
 
 def render(print_view, result, width: int) -> str:
@@ -488,6 +535,7 @@ def make() -> SimpleNamespace:
     """Builders of results, settings and steps."""
     return SimpleNamespace(
         passed=make_passed,
+        odd_dispatch=make_odd_dispatch,
         failed=make_failed,
         not_compared=make_not_compared,
         compare=make_compare,

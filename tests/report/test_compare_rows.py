@@ -34,6 +34,7 @@ def steps(make):
             found.records,
             found.timings,
             found.step_drifts,
+            found.step_audits,
             **options,
         )
         return read(columns.STEPS, rows)
@@ -180,14 +181,36 @@ def test_launch_overhead_is_what_the_judge_reports(make, steps, async_device):
     assert frame.median_step_ms["full", 1] == pytest.approx(3.0)
 
 
-def test_drift_and_contracts_of_a_step(make, steps):
-    broken = make.violation("C10", 1, 0, "descriptor", "x")
-    second = make.violation("C2", 1, 0, "query_start_loc", "y")
-    frame = steps(msgspec.structs.replace(make.passed(), violations=(broken, second)))
-    frame = frame.set_index(["arm", "step"])
+def test_drift_and_contracts_of_a_step(steps):
+    """Contracts come from the audit: the result keeps the first few violations only."""
+    frame = steps().set_index(["arm", "step"])
 
     assert frame.drift_outcome.dropna().to_dict() == {("full", 1): "bitwise"}
-    assert frame.violated_contracts.dropna().to_dict() == {("full", 1): "C2;C10"}
+    assert frame.violated_contracts.dropna().to_dict() == {
+        ("eager_padded[full]", 1): "C2;C10", ("full", 1): "C2;C10",
+    }  # fmt: skip
+
+
+def test_dispatch_of_a_step(steps):
+    frame = steps().set_index(["arm", "step"])
+
+    assert frame.smallest_descriptor.dropna().to_dict() == {
+        ("eager_padded[full]", 1): "FULL[reqs=2,tokens=2]", ("full", 1): "FULL[reqs=2,tokens=2]",
+    }  # fmt: skip
+    assert frame.rank_descriptors["full", 1] == "rank0=FULL[reqs=4,tokens=4];rank1=NONE"
+    assert frame.rank_descriptors["full", 0] == "NONE"
+    assert frame.excess_tokens["full", 1] == 4
+    assert pd.isna(frame.excess_tokens["eager", 1])
+
+
+def test_dispatch_of_a_scenario(make, summary):
+    frame = summary(make.odd_dispatch())
+
+    row = frame.loc["full"]
+    counts = (row.steps_ranks_disagree, row.steps_larger_than_needed, row.excess_tokens)
+    assert counts == (2, 3, 24)
+    assert row.never_served.startswith("decode with 9 requests: never FULL, larger than the")
+    assert pd.isna(frame.never_served["eager"])
 
 
 def test_the_pairs_behind_a_ratio_are_told_beside_it(make, summary):

@@ -181,6 +181,29 @@ def test_a_row_that_says_nothing_of_either_arm_is_left_out(make, show):
     assert "Padding waste" in text
 
 
+def test_a_class_that_was_never_served_stands_out_in_a_pass(make, show):
+    _, line = show(make.odd_dispatch(), make.passed())
+
+    told = "full: decode with 9 requests: never FULL in 12 steps (eager), larger than the largest "
+    assert f"Never served {told}captured size 8 (up to 9 rows a rank)" in line
+    assert line.index("Never served full: decode with 9 requests Ratio") < line.index(told)
+    assert "Ranks disagree full: 2 steps" in line
+    assert "Larger graph full: 3 steps ran one that cost 24 padding tokens more" in line
+
+
+def test_dispatch_is_counted_over_the_run(make, show):
+    _, line = show(make.odd_dispatch(), make.passed())
+
+    assert "Dispatch full: 72 FULL, 28 eager, 2 idle 16 steps, batch has a prefill" in line
+    assert "12 steps, more requests than the largest FULL graph" in line
+
+
+def test_a_sound_dispatch_adds_no_line(make, show):
+    _, line = show(make.passed())
+
+    assert not any(word in line for word in ("Never served", "Ranks disagree", "Larger graph"))
+
+
 def test_drift_is_split(make, show):
     text, _ = show(make.passed())
     rows = {line.split()[0]: line for line in text.splitlines() if line.split()}

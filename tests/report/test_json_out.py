@@ -68,6 +68,19 @@ def test_a_number_that_is_not_finite_is_null_and_flagged(make):
     assert (told["max_rel"], told["max_rel_non_finite"]) == (None, "inf")
 
 
+def test_dispatch_of_the_run_and_of_each_arm(make):
+    found = json.loads(compare_json(make.compare(make.odd_dispatch(), make.passed())))
+
+    total = found["dispatch"]["full"]
+    assert total["modes"] == {"FULL": 72, "NONE": 28, "IDLE": 2}
+    assert total["reasons"]["batch has a prefill"] == 16
+    assert (total["steps_ranks_disagree"], total["excess_tokens"]) == (2, 24)
+    (batch,) = total["never_served"]
+    assert (batch["scenario"], batch["name"]) == ("s2-capture-edges", "decode with 9 requests")
+    arm = found["scenarios"][0]["arms"][3]
+    assert arm["dispatch"]["never_served"][0]["why"].startswith("larger than")
+
+
 def test_a_capture(make):
     document = load(capture_json(make.capture(unowned=True)))
 
