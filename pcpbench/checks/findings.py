@@ -90,3 +90,11 @@ def nonzero(name: str, found: NDArray[Any], first: int, what: str) -> str:
     value = tail[tuple(place)].item()
     index = ", ".join(str(p) for p in [place[0] + first, *place[1:]])
     return f"{name}[{index}] is {value}, expected 0 ({what}); {len(where)} of {tail.size} wrong"
+
+
+def count_differing(left: NDArray[Any], right: NDArray[Any]) -> str:
+    """`64 of 512 values differ`, or both shapes where they are not the same."""
+    if left.shape != right.shape:
+        return f"shape {list(left.shape)} against {list(right.shape)}"
+    differs = left != right
+    return f"{int(differs.sum())} of {differs.size} values differ"

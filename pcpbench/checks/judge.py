@@ -19,7 +19,7 @@ from pcpbench.checks.kv import KvView
 from pcpbench.checks.ledger import Ledger
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import TokenFeed
-from pcpbench.checks.poison import compare_again
+from pcpbench.checks.replays import compare_again, compare_late, slots_of
 from pcpbench.checks.setup import KINDS, ArmSetup, Pair
 from pcpbench.checks.stats import ratio_of
 from pcpbench.checks.tally import ArmTally, PairTally
@@ -27,7 +27,7 @@ from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violati
 from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Drift, Notice, StepRecord, StepTiming, Violation
+from pcpbench.records import Drift, IntArray, Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
 
 
@@ -152,15 +152,30 @@ class ScenarioJudge:
         return found
 
     def observe_again(
-        self, records: Mapping[str, StepRecord], kv_views: Mapping[str, KvView]
-    ) -> list[Violation]:
-        """Hold second replays of the step just observed against the first ones (C14)."""
-        found: list[Violation] = []
-        for name, record in records.items():
-            found += compare_again(self._before[name], record)
-            found += self._writes.check_again(self._views[name], kv_views[name])
-        self._ledger.keep(found)
-        return found
+        self, record: StepRecord, kv_view: KvView, between: Sequence[str] = ()
+    ) -> None:
+        """Hold a second replay of the step just observed against the first one (C14).
+
+        between: graphs replayed since the step ran.
+        """
+        view = self._views[record.arm]
+        self._ledger.keep(compare_again(view.record, record, between))
+        self._ledger.keep(self._writes.check_again(view, kv_view, between))
+
+    def slots_of(self, name: str) -> list[list[IntArray]]:
+        """[rank][KV group]: slots that the step just observed had to write."""
+        return slots_of(self._views[name])
+
+    def observe_late(self, record: StepRecord, between: Sequence[str] = ()) -> None:
+        """Hold outputs of the step just observed that were read again against the first look."""
+        self._ledger.keep(compare_late(self._views[record.arm].record, record, between))
+
+    def observe_idle_replays(
+        self, name: str, kv_view: KvView, tables: Tables, between: Sequence[str]
+    ) -> None:
+        """See that graphs replayed as dummy runs after the last step wrote nothing (C9)."""
+        view = self._views[name]
+        self._ledger.keep(self._writes.check_idle_replays(view, kv_view, tables, between))
 
     def observe_failure(self, violation: Violation) -> None:
         """An arm could not finish a step; the scenario ends here and fails."""

@@ -12,6 +12,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from pcpbench.checks.findings import count_differing
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.oracle import Oracle
 from pcpbench.checks.oracle_tables import PAD
@@ -103,16 +104,16 @@ def compare_poisoned(
     for tensor in ("hidden", "logits", "sampled"):
         left, right = getattr(poisoned, tensor), getattr(clean, tensor)
         if left.tobytes() != right.tobytes():
-            yield _violation(clean, None, tensor, poison, _count(left, right))
+            yield _violation(clean, None, tensor, poison, count_differing(left, right))
     for rank, (ours, theirs) in enumerate(zip(poisoned.ranks, clean.ranks, strict=True)):
         for tensor in ("hidden", "sampled"):
             mine, other = getattr(ours, tensor), getattr(theirs, tensor)
             if mine is not None and other is not None and mine.tobytes() != other.tobytes():
-                yield _violation(clean, rank, tensor, poison, _count(mine, other))
+                yield _violation(clean, rank, tensor, poison, count_differing(mine, other))
     for rank, (layers, clean_layers) in enumerate(zip(rows, clean_rows, strict=True)):
         for layer, (row, clean_row) in enumerate(zip(layers, clean_layers, strict=True)):
             if not np.array_equal(row, clean_row):
-                what = f"layer {layer}, {_count(row, clean_row)}"
+                what = f"layer {layer}, {count_differing(row, clean_row)}"
                 yield _violation(clean, rank, "kv_cache", poison, what)
 
 
@@ -122,31 +123,12 @@ def broken_by_poison(clean: StepRecord, poison: str, error: Exception) -> Violat
     return _violation(clean, None, "step", poison, what)
 
 
-def compare_again(first: StepRecord, second: StepRecord) -> Iterator[Violation]:
-    """C14: one violation for each output that a second replay changed."""
-    pairs: list[tuple[int | None, Any, Any]] = [(None, first, second)]
-    pairs += [(a.rank, a, b) for a, b in zip(first.ranks, second.ranks, strict=True)]
-    for rank, before, after in pairs:
-        for tensor in ("hidden", "logits", "sampled") if rank is None else ("hidden", "sampled"):
-            left, right = getattr(before, tensor), getattr(after, tensor)
-            if left is None or right is None or left.tobytes() == right.tobytes():
-                continue
-            message = f"a second replay on the same inputs changed {_count(left, right)}"
-            yield _made("C14", first, rank, tensor, message)
-
-
 def _violation(
     record: StepRecord, rank: int | None, tensor: str, poison: str, what: str
 ) -> Violation:
     message = f"with unread memory poisoned ({poison}), not as without: {what}"
-    return _made("C16", record, rank, tensor, message)
-
-
-def _made(
-    contract: str, record: StepRecord, rank: int | None, tensor: str, message: str
-) -> Violation:
     return Violation(
-        contract=contract,
+        contract="C16",
         arm=record.arm,
         scenario=record.scenario,
         step=record.step,
@@ -154,10 +136,3 @@ def _made(
         tensor=tensor,
         message=f"{message} (ran as {record.descriptor.label})",
     )
-
-
-def _count(left: NDArray[Any], right: NDArray[Any]) -> str:
-    if left.shape != right.shape:
-        return f"shape {list(left.shape)} against {list(right.shape)}"
-    differs = left != right
-    return f"{int(differs.sum())} of {differs.size} values differ"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from pcpbench.checks.findings import StepView
 from pcpbench.checks.kv import KvView, written_slots
+from pcpbench.checks.replays import again_words
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import IntArray, Violation
 
@@ -82,18 +83,45 @@ class WriteSets:
                 yield view.violation("C9", rank, place, f"{message} in an idle step")
         self._keep_tables(name, tables)
 
-    def check_again(self, view: StepView, kv: KvView) -> Iterator[Violation]:
-        """C14: a second replay of the step that was just checked leaves every slot as it is."""
-        for rank in range(view.setup.world.size if view.record.arm in self._kv else 0):
-            for layer in range(len(kv.layer_groups)):
-                cache = kv.layer(rank, layer)
-                before, now = self._kv[view.record.arm][rank][layer], slot_bits(cache)
-                changed = _differ(before, now)
-                if len(changed):
-                    before[changed] = now[changed]
-                    where = _slots(changed, cache.shape[1])
-                    message = f"a second replay changed layer {layer}, {where}"
-                    yield view.violation("C14", rank, "kv_cache", message)
+    def check_idle_replays(
+        self, view: StepView, kv: KvView, tables: Tables, between: Sequence[str]
+    ) -> Iterator[Violation]:
+        """C9: graphs replayed as dummy runs after a step left all but the null block alone."""
+        name, what = view.record.arm, f"replaying {', '.join(between)} on padding alone"
+        for rank, layer, before, now in self._layers(view, kv):
+            block_size = kv.layer(rank, layer).shape[1]
+            before[:block_size] = now[:block_size]
+            changed = _differ(before, now)
+            if len(changed):
+                before[changed] = now[changed]
+                message = f"{what} wrote layer {layer}, {_slots(changed, block_size)}"
+                yield view.violation("C9", rank, "kv_cache", message)
+        known = self._tables.get(name)
+        for rank, place, message in changed_tables(known, tables) if known else ():
+            yield view.violation("C9", rank, place, f"{message} by {what}")
+        self._keep_tables(name, tables)
+
+    def check_again(
+        self, view: StepView, kv: KvView, between: Sequence[str] = ()
+    ) -> Iterator[Violation]:
+        """C14: a second run of the step that was just checked leaves every slot as it is.
+
+        between: graphs replayed since the first one.
+        """
+        for rank, layer, before, now in self._layers(view, kv):
+            changed = _differ(before, now)
+            if len(changed):
+                before[changed] = now[changed]
+                where = _slots(changed, kv.layer(rank, layer).shape[1])
+                cause = again_words(view.record, between)
+                message = f"{cause} changed layer {layer}, {where}"
+                yield view.violation("C14", rank, "kv_cache", message)
+
+    def _layers(self, view: StepView, kv: KvView) -> Iterator[tuple[int, int, Bits, Bits]]:
+        """(rank, layer, slots as remembered, slots now); nothing for an arm never started."""
+        for rank, layers in enumerate(self._kv.get(view.record.arm, ())):
+            for layer, before in enumerate(layers):
+                yield rank, layer, before, slot_bits(kv.layer(rank, layer))
 
     def _check_layer(
         self, view: StepView, cache: NDArray[Any], rank: int, layer: int, group: int

@@ -27,6 +27,7 @@ from pcpbench.engine.dispatcher import (
 )
 from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import in_process_groups
+from pcpbench.engine.kept_inputs import KeptInputs
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.errors import CannotMeasure, DispatchMismatch
 from pcpbench.model.decoder import MLADecoder
@@ -41,7 +42,8 @@ from pcpbench.results import CapturedGraph
 class StepOutput:
     """What a step computed, still on the device.
 
-    sampled: one entry a local rank. tokens: what was written back (sampled, or forced).
+    How long its tensors hold is told in targets/protocol.py. sampled: one entry a local rank.
+    tokens: what was written back (sampled, or forced).
     counts: what each rank handed to dispatch. num_replays: graphs launched.
     """
 
@@ -168,6 +170,29 @@ class Engine:
         On what its buffers hold; requests do not advance. For a step that computed something.
         """
         return replace(output, sampled=tuple(self._compute(output.decision.descriptor, plan)))
+
+    @torch.inference_mode()
+    def replay_idle(
+        self, labels: Sequence[str], before_each: Callable[[], None] = lambda: None
+    ) -> tuple[str, ...]:
+        """Replay captured graphs as dummy runs, in this order, and say which.
+
+        The inputs of the step just executed are put back afterwards, so that `compute_again` runs
+        on them. before_each: called before each replay. Labels without a graph are left out.
+        """
+        known = {descriptor.label: descriptor for descriptor in self.candidates.descriptors}
+        chosen = [known[label] for label in labels if label in known]
+        if self.graphs is None or not chosen:
+            return ()
+        kept = [KeptInputs(worker) for worker in self.workers]
+        for descriptor in chosen:
+            for worker in self.workers:
+                stage_dummy_batch(worker, descriptor)
+            before_each()
+            self.graphs.replay(descriptor)
+        for inputs in kept:
+            inputs.put_back()
+        return tuple(descriptor.label for descriptor in chosen)
 
     def _compute(self, descriptor: BatchExecutionDescriptor, plan: StepPlan) -> list[Sampled]:
         hidden = self._forward(descriptor)

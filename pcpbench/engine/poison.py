@@ -7,6 +7,7 @@ from the engine's own order of work: every input buffer is rewritten in each ste
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,6 +43,27 @@ def poison_engine(engine: Engine, unread: Masks, kind: str) -> None:
         fill = getattr(engine.graphs.pool, "poison", None)  # a device's own pool has no such door
         if fill is not None:
             fill(POOL_BYTES[kind])
+
+
+def churn_memory(device: torch.device) -> None:
+    """Allocate memory of several sizes, fill it with NaN and free it: 64 B to 4 MiB.
+
+    Whoever reads memory that was freed before may then find NaN in it.
+    """
+    sizes = [1 << power for power in range(4, 21, 2)] * 2
+    blocks = [torch.full((size,), float("nan"), device=device) for size in sizes]
+    del blocks
+
+
+def wipe_slots(engine: Engine, slots: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
+    """Zero KV slots on all layers, [rank][KV group][slots]; those past a cache are left out."""
+    for worker, groups in zip(engine.workers, slots, strict=True):
+        for layer, cache in enumerate(worker.kv_caches):
+            rows = cache.view(-1, cache.shape[-1])
+            chosen = groups[worker.context.kv_group(layer)]
+            index = torch.from_numpy(chosen[chosen < len(rows)].astype(np.int64))
+            with torch.inference_mode():
+                rows.index_fill_(0, index.to(cache.device), 0)
 
 
 def poison_padding(engine: Engine) -> None:

@@ -54,6 +54,10 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm-ascend 6344", "vllm-ascend 9479")),
     "K27": FaultClass("microbatches share or misread state", ("vllm 43145", "vllm 25625")),
     "K30": FaultClass("not a fault: another padded size picks another kernel", ("vllm 28131",)),
+    "K31": FaultClass("results handed out in memory that a replay writes",
+                      ("aiter 5393", "vllm-rbln 951")),
+    "K32": FaultClass("a replay counts on what earlier work left in shared memory",
+                      ("aiter 4494", "aiter 4715", "flashinfer 4553")),
 }  # fmt: skip
 
 PCP: Final = Setting()

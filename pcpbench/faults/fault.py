@@ -37,7 +37,7 @@ class Setting:
     """Where a fault is run: a world, the arm to judge, capture sizes and a scenario.
 
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
-    default ones.
+    default ones. checks: `full` for what only second replays or poisoned runs show.
     """
 
     pcp: int = 2
@@ -47,16 +47,19 @@ class Setting:
     candidate: str = "full"
     capture_sizes: str | None = None
     scenario: str = "s1-grow-shrink"
+    checks: str = "quick"
 
     @property
     def world(self) -> str:
-        """The world in words, such as `pcp 2` or `tp 4 dcp 4 interleave 2`."""
+        """The world in words, such as `pcp 2` or `tp 4 dcp 4 interleave 2 --check full`."""
         sizes = (("pcp", self.pcp), ("tp", self.tp), ("dcp", self.dcp))
         parts = [f"{name} {size}" for name, size in sizes if size > 1]
         if self.dcp > 1 and self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
         if self.candidate != "full":
             parts.append(self.candidate)
+        if self.checks != "quick":
+            parts.append(f"--check {self.checks}")
         return " ".join(parts) or "one rank"
 
 

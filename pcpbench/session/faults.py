@@ -135,7 +135,8 @@ def finding_order(finding: str) -> tuple[int, str]:
 class FaultRunner:
     """Runs faults on one device and keeps the stand of the setting that it is at.
 
-    checks: `quick` or `full` contracts; full ones add second replays and poisoned runs.
+    checks: `quick` or `full` contracts; full ones add second replays and poisoned runs. A setting
+    that needs full ones gets them in any case.
     """
 
     def __init__(self, device: torch.device, checks: str = "quick") -> None:
@@ -263,7 +264,7 @@ class FaultRunner:
             dtype=_options(setting).dtype,
             teacher_forced=True,
             repetitions=0,
-            checks=self._checks,
+            checks="full" if "full" in (self._checks, setting.checks) else "quick",
         )
 
 

@@ -17,6 +17,7 @@ from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepRecord, StepTiming, Violation
 from pcpbench.results import ScenarioResult, StepAudit, StepDrift
+from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
@@ -133,6 +134,7 @@ class Trial:
         views = self._views()
         self._judge.observe_start(views, self._tables(), self.stand.captures)
         live = self._live_slots() if self.is_full else {}
+        looks = SecondLooks(self._judge, self.plan.scenario)
         for step in self.plan.steps:
             records: dict[str, StepRecord] = {}
             forced: list[int] | None = None
@@ -156,8 +158,12 @@ class Trial:
                 slots.advance(step)
                 rows = slots.written_rows(step, views[label])
                 self._written.setdefault(label, []).append(rows)
-            if self.is_full:
-                self._replay_again(step)
+            for label, arm in self.stand.arms.items() if self.is_full else ():
+                try:
+                    looks.at(arm, step, records[label])
+                except MeasuredFailure as failure:
+                    self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
+                    return True
         return False
 
     def _views(self) -> dict[str, KvArrays]:
@@ -171,15 +177,6 @@ class Trial:
         asked = (self.stand.base, self.stand.candidate)
         setups = [setup for setup in self.stand.setups if setup.name in asked]
         return {setup.name: LiveSlots(self.plan, setup) for setup in setups}
-
-    def _replay_again(self, step: StepPlan) -> None:
-        """Contract C14: every arm that replayed this step does so twice."""
-        again = {}
-        for label, arm in self.stand.arms.items():
-            record = arm.replay_again(step, self.plan.scenario)
-            if record is not None:
-                again[label] = record
-        self._judge.observe_again(again, self._views())
 
     def _verify_poisoned(self) -> None:
         """Contract C16: the arms that were asked run the scenario again over poisoned memory."""

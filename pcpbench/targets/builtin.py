@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
-from pcpbench.engine.poison import poison_engine, poison_padding
+from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
@@ -108,13 +108,25 @@ class BuiltinArm:
             for worker in self.engine.workers
         ]
 
-    def replay_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
-        """Replay the last step once more; None where it computed nothing or replayed nothing."""
+    def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
+        """Run the last step once more; None where it computed nothing."""
         output = self._last()
-        if output.idle or not output.num_replays:
+        if output.idle:
             return None
         again = self.engine.compute_again(output, step)
         return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
+
+    def churn_memory(self) -> None:
+        """Allocate and free memory filled with NaN."""
+        churn_memory(self.engine.device)
+
+    def replay_idle(self, graphs: Sequence[str]) -> tuple[str, ...]:
+        """Replay captured graphs as dummy runs, memory being allocated and freed before each."""
+        return self.engine.replay_idle(graphs, self.churn_memory)
+
+    def wipe(self, slots: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
+        """Zero KV slots."""
+        wipe_slots(self.engine, slots)
 
     def poison(self, unread: Sequence[Sequence[NDArray[np.bool_]]], kind: str) -> None:
         """Fill what the next step may not read."""

@@ -1,6 +1,13 @@
 """What can be put on the stand: the seam between a session and an engine under test.
 
 Owns Protocols only. A target builds arms; an arm runs steps of a plan and hands out records.
+
+How long what a step hands out holds, whatever is allocated and freed meanwhile (contract C14):
+
+- sampled tokens and logits: as long as their holder keeps them. Later steps, dummy runs and replays
+  of any graph, the step's own included, leave them alone. An output thread may read them late.
+- hidden states: until the next forward pass of the arm, a dummy run's included. They may lie in the
+  buffer that replays leave their result in; who needs them longer copies them.
 """
 
 from __future__ import annotations
@@ -58,7 +65,10 @@ class Arm(Protocol):
         """Tokens that the last step sampled, in the plan's order."""
 
     def record(self, step: StepPlan, scenario: str) -> StepRecord:
-        """Host copies of what the last step left behind."""
+        """Host copies of what the last step left behind.
+
+        May be called again: outputs are then read anew from what the step handed out.
+        """
 
     def kv_caches(self) -> list[list[NDArray[Any]]]:
         """Caches as [rank][layer][num_blocks, block_size, latent], valid until the next step.
@@ -70,10 +80,27 @@ class Arm(Protocol):
         """Global block tables as [rank][KV group][request slots, columns], valid until the next
         step."""
 
-    def replay_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
-        """Replay the step just executed once more on the same inputs; None if it was no replay.
+    def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
+        """Run the step just executed once more on the same inputs, as it ran; None if it was idle.
 
         Requests do not advance (contract C14).
+        """
+
+    def churn_memory(self) -> None:
+        """Allocate memory of several sizes on the arm's device, fill it with NaN and free it."""
+
+    def replay_idle(self, graphs: Sequence[str]) -> tuple[str, ...]:
+        """Replay captured graphs (by label, in this order) as dummy runs and say which ran.
+
+        Their inputs are padding alone, so that they write no KV slot but the null block's; memory
+        is churned before each. Afterwards the inputs of the step just executed are in place again,
+        for `run_again`. An arm without captured graphs does nothing and returns ().
+        """
+
+    def wipe(self, slots: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
+        """Zero these KV slots, [rank][KV group][slots].
+
+        They are those that the step just executed wrote, so that `run_again` must write them again.
         """
 
     def poison(self, unread: Sequence[Sequence[NDArray[np.bool_]]], kind: str) -> None:

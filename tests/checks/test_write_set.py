@@ -138,13 +138,37 @@ def test_tables_of_another_shape_have_changed():
     assert message == "shape went from [2, 2] to [2, 3]"
 
 
+def test_c9_leaves_the_null_block_to_dummy_replays_and_nothing_else(kit):
+    stage = Stage(kit)
+    stage.check()
+    between = ("FULL[reqs=2,tokens=2]",)
+
+    def replayed():
+        kv = KvArrays(stage.arrays)
+        return list(stage.writes.check_idle_replays(stage.view, kv, stage.tables, between))
+
+    stage.rows(0, 0)[3] += 1
+    assert replayed() == []
+    assert list(stage.writes.check_again(stage.view, KvArrays(stage.arrays), between)) == []
+    stage.rows(1, 1)[5] += 1
+    (found,) = replayed()
+    assert (found.contract, found.rank) == ("C9", 1)
+    assert found.message == (
+        "replaying FULL[reqs=2,tokens=2] on padding alone wrote layer 1, slot 5 (block 1)"
+    )
+    assert replayed() == [], "told once"
+    stage.tables[0][0][1, 2] = 77
+    (found,) = replayed()
+    assert (found.contract, found.tensor) == ("C9", "global.block_tables.0")
+
+
 def test_c14_any_slot_that_a_second_replay_moves(kit):
     stage = Stage(kit)
     assert list(stage.writes.check_again(stage.view, KvArrays(stage.arrays))) == []
     stage.rows(0, 0)[stage.slots[0]] += 1
     (found,) = stage.writes.check_again(stage.view, KvArrays(stage.arrays))
     assert found.contract == "C14"
-    assert found.message == "a second replay changed layer 0, slot 7 (block 1)"
+    assert found.message == ("a second run on the same inputs changed layer 0, slot 7 (block 1)")
 
 
 @pytest.mark.parametrize(

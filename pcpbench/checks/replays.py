@@ -1,0 +1,84 @@
+"""C14: what a second replay, other graphs in between and late reading may not change (SPEC 12).
+
+Owns the comparison of two looks at one step. How long an output holds is promised in
+targets/protocol.py; what is compared here is exactly that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+from pcpbench.checks.findings import StepView, count_differing
+from pcpbench.checks.kv import written_slots
+from pcpbench.records import IntArray, StepRecord, Violation
+
+HANDED_OUT: Final[tuple[str, ...]] = ("hidden", "logits", "sampled")
+"""Outputs of a step. hidden holds until the arm's next forward pass; the others while held."""
+
+
+def compare_again(
+    first: StepRecord, second: StepRecord, between: Sequence[str] = ()
+) -> Iterator[Violation]:
+    """One violation for each output that a second run of the step changed.
+
+    between: graphs that were replayed between the two.
+    """
+    yield from _compare(first, second, HANDED_OUT, again_words(first, between))
+
+
+def again_words(first: StepRecord, between: Sequence[str]) -> str:
+    """`a second replay on the same inputs, after FULL[reqs=8,tokens=8] in between,`."""
+    what = "replay" if first.num_replays else "run"
+    after = f", after {', '.join(between)} in between," if between else ""
+    return f"a second {what} on the same inputs{after}"
+
+
+def compare_late(
+    first: StepRecord, late: StepRecord, between: Sequence[str] = ()
+) -> Iterator[Violation]:
+    """One violation for each output that no longer holds what it held when the step ended.
+
+    between: graphs replayed since; without any, memory was only allocated and freed.
+    """
+    tensors = HANDED_OUT
+    if between:
+        tensors, cause = tensors[1:], f"replaying {', '.join(between)}"
+    else:
+        cause = "allocating and freeing memory"
+    yield from _compare(first, late, tensors, f"{cause} after the step had handed it out")
+
+
+def slots_of(view: StepView) -> list[list[IntArray]]:
+    """[rank][KV group]: slots that the step had to write; none for an idle step."""
+    if view.expected is None:
+        return []
+    return [
+        [written_slots(view.expected, rank.rank, group) for group in range(len(rank.slot_mappings))]
+        for rank in view.expected.ranks
+    ]
+
+
+def _compare(
+    first: StepRecord, second: StepRecord, tensors: Sequence[str], cause: str
+) -> Iterator[Violation]:
+    pairs: list[tuple[int | None, Any, Any]] = [(None, first, second)]
+    pairs += [(a.rank, a, b) for a, b in zip(first.ranks, second.ranks, strict=True)]
+    for rank, before, after in pairs:
+        for tensor in tensors:
+            # A rank's record has no logits of its own.
+            left, right = getattr(before, tensor, None), getattr(after, tensor, None)
+            if left is None or right is None or left.tobytes() == right.tobytes():
+                continue
+            yield Violation(
+                contract="C14",
+                arm=first.arm,
+                scenario=first.scenario,
+                step=first.step,
+                rank=rank,
+                tensor=tensor,
+                message=(
+                    f"{cause} changed {tensor}: {count_differing(left, right)} "
+                    f"(ran as {first.descriptor.label})"
+                ),
+            )
