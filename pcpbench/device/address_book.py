@@ -42,13 +42,24 @@ class AddressBook:
 
     def __init__(self) -> None:
         self._getters: dict[str, Getter] = {}
+        self._scratch: list[str] = []
         self._baked: dict[str, tuple[Baked, ...]] = {}
 
-    def register(self, name: str, getter: Getter) -> None:
-        """Name a persistent buffer; a name can be registered once."""
+    def register(self, name: str, getter: Getter, *, scratch: bool = False) -> None:
+        """Name a persistent buffer; a name can be registered once.
+
+        scratch: nobody may count on what stands in it when a step begins (an output buffer, a
+        workspace), so that C16 poisons it between steps.
+        """
         if name in self._getters:
             raise ValueError(f"buffer {name!r} is registered twice")
         self._getters[name] = getter
+        if scratch:
+            self._scratch.append(name)
+
+    def scratch(self) -> list[Tensor]:
+        """Buffers registered as scratch, as they are now."""
+        return [self._getters[name]() for name in self._scratch]
 
     def names(self) -> dict[int, str]:
         """Storage address -> name, as of now; the first name wins when storages are shared."""

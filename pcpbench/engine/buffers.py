@@ -44,7 +44,8 @@ def register_buffers(
             )
         for layer in range(len(worker.kv_caches)):
             book.register(f"{prefix}.kv_cache.{layer}", partial(_item, worker, layer))
-        book.register(f"{prefix}.hidden_states", partial(getattr, worker, "hidden_states"))
+        output = partial(getattr, worker, "hidden_states")
+        book.register(f"{prefix}.hidden_states", output, scratch=True)
     for tp_rank, shard in enumerate(shards):
         for name in dict(shard.state_dict(keep_vars=True)):
             book.register(f"tp{tp_rank}.{name}", partial(_weight, shard, name))

@@ -42,7 +42,9 @@ def poison_engine(engine: Engine, unread: Masks, kind: str) -> None:
     if engine.graphs is not None:
         fill = getattr(engine.graphs.pool, "poison", None)  # a device's own pool has no such door
         if fill is not None:
-            fill(POOL_BYTES[kind])
+            fill(POOL_BYTES[kind], used=True)
+    for scratch in engine.address_book.scratch():
+        _poison_scratch(scratch, kind)
 
 
 def churn_memory(device: torch.device) -> None:
@@ -93,7 +95,6 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
         mask = masks[worker.context.kv_group(layer)]
         slots = torch.from_numpy(np.flatnonzero(mask)).to(worker.device)
         cache.view(-1, cache.shape[-1]).index_fill_(0, slots, value)
-    worker.hidden_states.fill_(value)
     for buffers in {id(b): b for b in (worker.input_buffers, worker.local_buffers)}.values():
         _poison_buffers(buffers, worker)
     tables, manager = worker.block_tables, worker.pcp_manager
@@ -107,6 +108,15 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
             manager.input_block_tables[group].fill_(foreign)
             if manager.slot_mappings is not None:
                 manager.slot_mappings[group].fill_(wrong_slot)
+
+
+@torch.inference_mode()
+def _poison_scratch(scratch: Tensor, kind: str) -> None:
+    if not scratch.dtype.is_floating_point:
+        scratch.fill_(True if scratch.dtype is torch.bool else torch.iinfo(scratch.dtype).max)
+    else:
+        largest = torch.finfo(scratch.dtype).max / 8
+        scratch.fill_(float("nan") if kind == "nan" else largest)
 
 
 def _poison_buffers(buffers: InputBuffers, worker: Worker) -> None:

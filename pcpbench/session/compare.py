@@ -139,8 +139,8 @@ def _trial(
 
 
 def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
-    """Steps of all passes: each arm once under the judge, two arms poisoned, timed, floored."""
+    """Steps of all passes: each arm once under the judge, some poisoned, two timed, floored."""
     repetitions = request.repetitions
     timed = 2 * (repetitions + NUM_RECORD_PASSES) if repetitions else 0
-    poisoned = 2 * len(POISONS) if request.checks == "full" else 0
+    poisoned = len(stand.poisoned) * len(POISONS) if request.checks == "full" else 0
     return len(plan.steps) * (len(stand.arms) + poisoned + timed)

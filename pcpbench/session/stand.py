@@ -36,6 +36,18 @@ class Stand:
     is_async: bool = False
     captures: dict[str, tuple[Change, ...]] = field(default_factory=dict)
 
+    @property
+    def poisoned(self) -> tuple[ArmSetup, ...]:
+        """Arms that contract C16 runs over poison: those asked, replays and their padded twins."""
+        asked = (self.base, self.candidate)
+        return tuple(
+            setup
+            for setup in self.setups
+            if setup.name in asked
+            or setup.padded_like is not None
+            or setup.mode is not CUDAGraphMode.NONE
+        )
+
 
 class StandBuilder:
     """Builds stands and reuses the one of the last scenario if the limits are the same."""

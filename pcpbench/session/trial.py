@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from typing import Final
+
+import torch
 
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
@@ -21,6 +24,12 @@ from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
+
+STEP_ERRORS: Final = (MeasuredFailure, IndexError, RuntimeError)
+"""What a wrong index, length or number comes to in a step; any other error is a fault of ours."""
+
+TOOL_ERRORS: Final = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
+"""RuntimeErrors that say nothing of the memory that a step read."""
 
 
 class Trial:
@@ -173,13 +182,11 @@ class Trial:
         return {label: arm.block_tables() for label, arm in self.stand.arms.items()}
 
     def _live_slots(self) -> dict[str, LiveSlots]:
-        """For each arm that is poisoned, the two that were asked for."""
-        asked = (self.stand.base, self.stand.candidate)
-        setups = [setup for setup in self.stand.setups if setup.name in asked]
-        return {setup.name: LiveSlots(self.plan, setup) for setup in setups}
+        """For each arm that is poisoned, what it may read."""
+        return {setup.name: LiveSlots(self.plan, setup) for setup in self.stand.poisoned}
 
     def _verify_poisoned(self) -> None:
-        """Contract C16: the arms that were asked run the scenario again over poisoned memory."""
+        """Contract C16: arms run the scenario again over poisoned memory."""
         for poison in POISONS:
             for label, live in self._live_slots().items():
                 for violation in self._run_poisoned(self.stand.arms[label], live, poison):
@@ -197,7 +204,9 @@ class Trial:
                 forced = None
             try:
                 arm.execute(step, forced)
-            except Exception as error:  # whatever a wrong index or length comes to
+            except STEP_ERRORS as error:
+                if isinstance(error, TOOL_ERRORS):
+                    raise
                 yield broken_by_poison(clean[number], poison, error)
                 return
             record = arm.record(step, self.plan.scenario)

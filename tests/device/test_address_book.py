@@ -74,3 +74,10 @@ def test_the_recorder_of_device_graphs_sees_the_same_storages(owner):
     assert (
         found[storage_address(owner.source)].source.split(":")[0].endswith("test_address_book.py")
     )
+
+
+def test_scratch_is_what_was_registered_as_such(owner, book):
+    assert book.scratch() == []
+    book.register("space", lambda: owner.space, scratch=True)
+    owner.space = torch.ones(2)
+    assert [tensor.data_ptr() for tensor in book.scratch()] == [owner.space.data_ptr()]

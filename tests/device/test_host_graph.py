@@ -135,6 +135,25 @@ def test_hoisted_constants_belong_to_the_pool_and_the_graph(backend: HostGraphBa
     assert not pool.owns(seen[0])
 
 
+def test_poison_reaches_what_an_earlier_graph_left_only_if_asked(
+    backend: HostGraphBackend,
+) -> None:
+    """Intermediates that somebody still holds are not free, and yet no replay may count on them."""
+    x, pool = torch.ones(4), backend.new_pool()
+    first, left = backend.capture(lambda: x * 2, pool)
+    first.replay()
+    second, out = backend.capture(lambda: left + torch.arange(4), pool)
+    pool.poison()
+    second.replay()
+    assert out.tolist() == [2, 3, 4, 5]
+    pool.poison(used=True)
+    second.replay()
+    assert torch.isnan(out).all()
+    first.replay()
+    second.replay()
+    assert out.tolist() == [2, 3, 4, 5], "constants are left alone"
+
+
 def test_constant_that_escapes_or_is_written_is_made_anew(backend: HostGraphBackend) -> None:
     kept: list[torch.Tensor] = []
 

@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from pcpbench.engine import dummy_run
+from pcpbench.engine import engine as engine_module
 from pcpbench.engine.engine import Engine
+from pcpbench.engine.worker import Worker
+from pcpbench.errors import CollectiveMismatch
 from pcpbench.model import attention, decoder
 from pcpbench.model.decoder import DecoderLayer
 from pcpbench.pcp_manager import PCPManager
@@ -190,7 +193,7 @@ def test_unread_keys_times_zero_are_named(bench, monkeypatch, world):
     quick = trial.run()
     assert quick.outcome is Outcome.PASS, "without poison those keys are finite"
     found = fired(trial.run(checks="full"), "C16")
-    assert {v.arm for v in found} == {"eager", "full"}
+    assert {v.arm for v in found} == {"eager", TWIN, "full"}
     assert all("nan" in v.message for v in found)
 
 
@@ -225,3 +228,78 @@ def test_pool_memory_that_is_read_before_it_is_written_is_named(bench, monkeypat
 
     monkeypatch.setattr(full.graphs, "replay", stale)
     assert fired(trial.run(checks="full"), "C16")
+
+
+def register_workspaces(monkeypatch, use, scratch):
+    """Give every rank a registered buffer of one number; `use(hidden, space)` is what it is for."""
+    spaces, forward, register = {}, Worker.forward, engine_module.register_buffers
+
+    def faulty_register(book, workers, shards):
+        register(book, workers, shards)
+        for worker in workers:
+            space = spaces[id(worker)] = torch.zeros(1, dtype=worker.model.dtype)
+            book.register(f"rank{worker.rank}.space", lambda space=space: space, scratch=scratch)
+
+    async def faulty_forward(self, *, into_buffer):
+        hidden = use(await forward(self, into_buffer=False), spaces[id(self)])
+        return self.hidden_states[: len(hidden)].copy_(hidden) if into_buffer else hidden
+
+    monkeypatch.setattr(engine_module, "register_buffers", faulty_register)
+    monkeypatch.setattr(Worker, "forward", faulty_forward)
+
+
+def reads_first(hidden, space):
+    return hidden + space
+
+
+def writes_first(hidden, space):
+    return hidden + space.zero_()
+
+
+@pytest.mark.parametrize("use", [reads_first, writes_first])
+def test_scratch_that_is_read_before_it_is_written_is_named(bench, monkeypatch, use):
+    register_workspaces(monkeypatch, use, scratch=True)
+    result = bench("s7-same-prompt-twice").run(checks="full")
+    arms = {v.arm for v in fired(result, "C16")}
+    assert arms == ({"eager", TWIN, "full"} if use is reads_first else set())
+    assert (result.outcome is Outcome.PASS) == (use is writes_first)
+
+
+@pytest.mark.parametrize(
+    ("error", "is_finding"),
+    [
+        (IndexError("index 9 is out of bounds"), True),
+        (RuntimeError("index out of range in self"), True),
+        (CollectiveMismatch("ranks met in different collectives"), True),
+        (TypeError("a mistake of the tool"), False),
+        (AssertionError("another one"), False),
+        (NotImplementedError("no such kernel"), False),
+        (torch.OutOfMemoryError("no memory"), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_an_error_in_a_poisoned_step_is_a_finding_only_if_it_is_the_steps(
+    bench, monkeypatch, error, is_finding
+):
+    trial = bench("s7-same-prompt-twice")
+    arm, poisoned = trial.stand.arms[TWIN], []
+    poison, execute = arm.poison, arm.execute
+
+    def spy(unread, kind):
+        poisoned.append(kind)
+        poison(unread, kind)
+
+    def faulty(step, forced=None):
+        if poisoned:
+            raise error
+        execute(step, forced)
+
+    monkeypatch.setattr(arm, "poison", spy)
+    monkeypatch.setattr(arm, "execute", faulty)
+    if not is_finding:
+        with pytest.raises(type(error)):
+            trial.run(checks="full")
+        return
+    found = fired(trial.run(checks="full"), "C16")
+    assert {(v.arm, v.tensor) for v in found} == {(TWIN, "step")}
+    assert type(error).__name__ in found[0].message

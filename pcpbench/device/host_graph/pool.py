@@ -147,13 +147,15 @@ class HostPool:
             if 0 <= start < segment.memory.nbytes:
                 segment.join(start, length)
 
-    def poison(self, byte: int = 0xFF) -> None:
+    def poison(self, byte: int = 0xFF, *, used: bool = False) -> None:
         """Overwrite all free bytes (0xFF: NaN in every float type, -1 in signed integers).
 
-        A replay that reads a byte it did not write first gives itself away (SPEC C16).
+        used: the intermediates of captured graphs, too, and only constants are left. A replay that
+        reads a byte it did not write first gives itself away (SPEC C16).
         """
         for segment in self._segments:
-            for start, length in segment.free:
+            spans = [(0, len(segment.memory))] if used else segment.free
+            for start, length in spans:
                 segment.memory[start : start + length] = byte
 
     def _best_span(self, length: int) -> tuple[_Segment, tuple[int, int]]:
