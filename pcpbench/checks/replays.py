@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
+from numpy.typing import NDArray
+
 from pcpbench.checks.findings import StepView, count_differing
 from pcpbench.checks.kv import written_slots
 from pcpbench.records import IntArray, StepRecord, Violation
@@ -25,6 +27,23 @@ def compare_again(
     between: graphs that were replayed between the two.
     """
     yield from _compare(first, second, HANDED_OUT, again_words(first, between))
+
+
+def compare_held(
+    first: StepRecord, held: Sequence[tuple[NDArray[Any], NDArray[Any]]]
+) -> Iterator[Violation]:
+    """One violation for each output of an earlier step that the step after it changed.
+
+    held: (sampled, logits) of each rank, read after that step; empty where nothing was sampled.
+    """
+    for rank, (sampled, logits) in zip(first.ranks, held, strict=False):
+        tokens = first.sampled if rank.sampled is None else rank.sampled
+        looks: list[tuple[str, NDArray[Any], NDArray[Any]]] = [("sampled", tokens, sampled)]
+        looks += [("logits", first.logits, logits)] if rank is first.ranks[0] else []
+        for tensor, before, after in looks:
+            if before.tobytes() != after.tobytes():
+                cause = "the next step, after this one had handed it out,"
+                yield _changed(first, rank.rank, tensor, before, after, cause)
 
 
 def again_words(first: StepRecord, between: Sequence[str]) -> str:
@@ -70,15 +89,24 @@ def _compare(
             left, right = getattr(before, tensor, None), getattr(after, tensor, None)
             if left is None or right is None or left.tobytes() == right.tobytes():
                 continue
-            yield Violation(
-                contract="C14",
-                arm=first.arm,
-                scenario=first.scenario,
-                step=first.step,
-                rank=rank,
-                tensor=tensor,
-                message=(
-                    f"{cause} changed {tensor}: {count_differing(left, right)} "
-                    f"(ran as {first.descriptor.label})"
-                ),
-            )
+            yield _changed(first, rank, tensor, left, right, cause)
+
+
+def _changed(
+    first: StepRecord,
+    rank: int | None,
+    tensor: str,
+    before: NDArray[Any],
+    after: NDArray[Any],
+    cause: str,
+) -> Violation:
+    how = count_differing(before, after)
+    return Violation(
+        contract="C14",
+        arm=first.arm,
+        scenario=first.scenario,
+        step=first.step,
+        rank=rank,
+        tensor=tensor,
+        message=f"{cause} changed {tensor}: {how} (ran as {first.descriptor.label})",
+    )

@@ -37,6 +37,21 @@ def tokens_in_output_buffer(site: Site) -> None:
     site.wrap(Worker, "sample", faulty)
 
 
+def tokens_in_one_buffer(site: Site) -> None:
+    """Sampled tokens are handed out in a buffer that the next step samples into."""
+    rings: dict[int, Tensor] = {}
+
+    async def faulty(sample: Sample, self: Worker, *args: Any) -> Sampled:
+        sampled = await sample(self, *args)
+        room = rings.setdefault(id(self), torch.zeros(64, dtype=torch.int64, device=self.device))[
+            : len(sampled.tokens)
+        ]
+        site.hit()
+        return replace(sampled, tokens=room.copy_(sampled.tokens))
+
+    site.wrap(Worker, "sample", faulty)
+
+
 class _PoolMemory:
     """Memory that each worker takes from its graphs' pool during the first capture of its engine.
 
@@ -170,6 +185,8 @@ def workspace_left_dirty(site: Site) -> None:
 FAULTS: Final = (
     shipped("K31", "tokens-in-output-buffer", "Sampled tokens are handed out in the buffer that "
             "replays leave their result in.", tokens_in_output_buffer, "C14", setting=EDGES),
+    shipped("K31", "tokens-in-one-buffer", "Sampled tokens are handed out in a buffer that the "
+            "next step samples into.", tokens_in_one_buffer, "C14", setting=SHARDED),
     shipped("K31", "logits-in-graph-pool", "Logits are handed out in memory that a capture gave "
             "back to the graphs' pool.", logits_in_graph_pool, "C14", setting=SHARDED,
             at_capture=True),

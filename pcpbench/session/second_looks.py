@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
+from pcpbench.checks.replays import compare_held
 from pcpbench.plan import StepPlan
 from pcpbench.records import StepRecord
 from pcpbench.session.replay_order import ReplayOrder
@@ -19,10 +20,16 @@ class SecondLooks:
     def __init__(self, judge: ScenarioJudge, scenario: str) -> None:
         self._judge, self._scenario = judge, scenario
         self._order = ReplayOrder()
+        self._last: dict[str, StepRecord] = {}
 
     def at(self, arm: Arm, step: StepPlan, record: StepRecord) -> None:
         """Look again at the step that this arm has just run and the judge has observed."""
-        if not arm.captured or record.idle:
+        if not arm.captured:
+            return
+        last, self._last[arm.label] = self._last.get(arm.label), record
+        for violation in compare_held(last, arm.previous_outputs()) if last is not None else ():
+            self._judge.observe_failure(violation)
+        if record.idle:
             return
         arm.churn_memory()
         self._judge.observe_late(arm.record(step, self._scenario))

@@ -30,6 +30,7 @@ class BuiltinArm:
         self.label = label
         self.engine = engine
         self._output: StepOutput | None = None
+        self._previous: StepOutput | None = None
         self._moved: tuple[AddressChange, ...] = ()
 
     @property
@@ -63,10 +64,12 @@ class BuiltinArm:
 
     def start(self, plan: ScenarioPlan) -> None:
         """Begin a scenario (again)."""
+        self._output = self._previous = None
         self.engine.start(plan)
 
     def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
         """Run one step."""
+        self._previous = self._output
         try:
             self._output = self.engine.execute(step, forced)
         finally:
@@ -115,6 +118,11 @@ class BuiltinArm:
             return None
         again = self.engine.compute_again(output, step)
         return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
+
+    def previous_outputs(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """(sampled, logits) of each rank of the step before the last one, read now."""
+        sampled = () if self._previous is None else self._previous.sampled
+        return [(part.tokens.cpu().numpy(), part.logits.float().cpu().numpy()) for part in sampled]
 
     def churn_memory(self) -> None:
         """Allocate and free memory filled with NaN."""

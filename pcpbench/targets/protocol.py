@@ -86,6 +86,13 @@ class Arm(Protocol):
         Requests do not advance (contract C14).
         """
 
+    def previous_outputs(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
+        """What the step before the last one handed out, read now: (sampled, logits) of each rank.
+
+        Empty where that step sampled nothing, or there is none since `start`. Logits are widened to
+        float32, as in records.
+        """
+
     def churn_memory(self) -> None:
         """Allocate memory of several sizes on the arm's device, fill it with NaN and free it."""
 

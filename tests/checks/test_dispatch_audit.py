@@ -52,6 +52,7 @@ def test_a_larger_graph_than_needed_costs_tokens_on_every_rank(kit):
     assert audit.steps[1].excess_tokens == 2 * (8 - 2)
     summary = audit.summary()
     assert (summary.steps_larger_than_needed, summary.excess_tokens) == (2, 24)
+    assert summary.steps_ranks_disagree == 0
 
 
 @pytest.mark.parametrize("pcp", [1, 2])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pcpbench.checks.findings import StepView
-from pcpbench.checks.replays import compare_again, compare_late, slots_of
+from pcpbench.checks.replays import compare_again, compare_held, compare_late, slots_of
 
 BETWEEN = ("FULL[reqs=8,tokens=8]", "FULL[reqs=1,tokens=1]")
 
@@ -62,6 +62,19 @@ def test_hidden_states_hold_until_the_next_forward_pass_and_no_longer(clean):
     assert (found.contract, found.tensor) == ("C14", "hidden")
     assert found.message.startswith("allocating and freeing memory after the step had handed it ")
     assert list(compare_late(clean, later, BETWEEN)) == []
+
+
+def test_what_the_next_step_leaves_of_tokens_and_logits(kit, clean):
+    held = [(clean.sampled, clean.logits), (clean.sampled, clean.logits)]
+    assert list(compare_held(clean, held)) == []
+    assert list(compare_held(clean, [])) == [], "an idle step hands out nothing"
+    (found,) = compare_held(clean, [(clean.sampled, changed(clean, "logits").logits), held[1]])
+    assert (found.contract, found.step, found.rank, found.tensor) == ("C14", 1, 0, "logits")
+    assert found.message.startswith("the next step, after this one had handed it out, changed ")
+    own = kit.change_rank(clean, 1, sampled=clean.sampled + 1)
+    assert list(compare_held(own, [held[0], (clean.sampled + 1, clean.logits)])) == []
+    (found,) = compare_held(own, held)
+    assert (found.rank, found.tensor) == (1, "sampled")
 
 
 def test_the_sign_of_zero_and_nan_are_bits_like_any_other(clean):

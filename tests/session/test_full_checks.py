@@ -265,6 +265,16 @@ def test_scratch_that_is_read_before_it_is_written_is_named(bench, monkeypatch, 
     assert (result.outcome is Outcome.PASS) == (use is writes_first)
 
 
+def test_pool_memory_is_poisoned_after_use_not_only_when_free(bench):
+    """PIECEWISE segments hold on to what they hand to each other."""
+    trial = bench("s7-same-prompt-twice", "piecewise")
+    arm, pool = trial.stand.arms["piecewise"], trial.engine("piecewise").graphs.pool
+    assert pool.num_bytes_free < pool.num_bytes
+    slots = trial.plan.num_blocks * trial.plan.block_sizes[0]
+    arm.poison([[np.zeros(slots, dtype=np.bool_)]] * 2, "nan")
+    assert all((segment.memory == 0xFF).all() for segment in pool._segments)
+
+
 @pytest.mark.parametrize(
     ("error", "is_finding"),
     [

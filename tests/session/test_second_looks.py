@@ -19,6 +19,8 @@ SHARDED = {"pcp": 1, "tp": 4, "dcp": 4, "interleave": 2}
 PLACES = [
     ("tokens-in-output-buffer", {}),
     ("tokens-in-output-buffer", {"pcp": 4, "scenario": "s4-one-token-prompts"}),
+    ("tokens-in-one-buffer", {}),
+    ("tokens-in-one-buffer", {"pcp": 2, "tp": 1, "dcp": 1, "scenario": "s3-idle-and-reuse"}),
     ("logits-in-graph-pool", {}),
     ("logits-in-graph-pool", {"pcp": 2, "tp": 1, "dcp": 1, "scenario": "s14-uneven-ranks"}),
     ("plan-in-graph-pool", {}),
@@ -59,8 +61,13 @@ def test_only_second_looks_see_it_and_they_name_what_replayed(name, place):
     assert named, findings(result)
     assert {v.arm for v in named} == {"full"}
     first = named[0]
-    assert "FULL[reqs=" in first.message.partition(" changed ")[0]
-    tensors = {"tokens-in-output-buffer": "sampled", "logits-in-graph-pool": "logits"}
+    cause = "the next step, " if name == "tokens-in-one-buffer" else "FULL[reqs="
+    assert cause in first.message.partition(" changed ")[0]
+    tensors = {
+        "tokens-in-output-buffer": "sampled",
+        "tokens-in-one-buffer": "sampled",
+        "logits-in-graph-pool": "logits",
+    }
     assert first.tensor in (tensors.get(name, "hidden"),)
 
 
