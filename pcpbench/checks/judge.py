@@ -25,7 +25,7 @@ from pcpbench.checks.stats import ratio_of
 from pcpbench.checks.tally import ArmTally, PairTally
 from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violations
 from pcpbench.errors import UsageError
-from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Drift, IntArray, Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
@@ -235,7 +235,7 @@ class ScenarioJudge:
             tpot_ratio=ratio(base.tpot, candidate.tpot),
             itl_ratio=ratio(base.itl, candidate.itl),
             launch_ratio=ratio(base.launch, candidate.launch),
-            notices=(*notices, *(n for tally in self.arms.values() for n in tally.notices())),
+            notices=tuple(notices),
             wall_s=wall_s,
             num_violations=self._ledger.num_violations(),
         )
@@ -269,7 +269,7 @@ class ScenarioJudge:
             return []
         tally.diverged.difference_update(step.finished_req_ids)
         result = compare.compare_steps(record, twin, pair.kind, self.dtype, step, tally.diverged)
-        tally.observe(step.index, result)
+        tally.observe(step.index, result, record.descriptor.cg_mode is not CUDAGraphMode.NONE)
         if self.teacher is None and pair.kind != "capture":
             tally.diverged |= compare.flipped(record, twin)
         if pair.kind != "capture":
@@ -355,8 +355,8 @@ class ScenarioJudge:
         for name, tally in self.arms.items():
             if tally.num_steps < len(self.plan.steps):
                 reasons.append(f"{name}: {tally.num_steps} of {len(self.plan.steps)} steps ran")
-            elif asked := tally.not_as_asked():
-                reasons.append(asked)
+            elif name in (self.base, self.candidate):
+                reasons += tally.not_as_asked()
         if not self.pairs:
             reasons.append("no pair of arms was compared")
         for pair_tally in self.pairs:

@@ -19,7 +19,7 @@ from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
-from pcpbench.records import Difference, Drift, Notice, StepRecord
+from pcpbench.records import Difference, Drift, StepRecord
 from pcpbench.results import ArmSummary, DriftSummary, StepDrift
 
 
@@ -30,6 +30,7 @@ class ArmTally:
     setup: ArmSetup
     num_steps: int = 0
     steps_idle: int = 0
+    steps_padded: int = 0
     decode_steps: int = 0
     coverable: int = 0
     coverable_full: int = 0
@@ -53,6 +54,7 @@ class ArmTally:
         padded_twin = self.setup.padded_like is not None
         mode = CUDAGraphMode.NONE if padded_twin else record.descriptor.cg_mode
         self.modes[mode] += 1
+        self.steps_padded += record.descriptor.cg_mode is not CUDAGraphMode.NONE
         self.requests.update(request.req_id for request in step.scheduled)
         self.output_tokens += len(record.sampled)
         self.real_tokens += sum(rank.num_tokens for rank in record.ranks)
@@ -74,36 +76,42 @@ class ArmTally:
         """Steps that ran a real batch."""
         return self.num_steps - self.steps_idle
 
-    def not_as_asked(self) -> str:
-        """Why this arm's results say nothing of the mode it was configured with, or ""."""
-        mode, name = self.setup.mode, self.setup.name
-        if self.setup.padded_like is not None or mode is CUDAGraphMode.NONE:
-            return ""
-        graphs = self.modes[CUDAGraphMode.FULL] + self.modes[CUDAGraphMode.PIECEWISE]
-        if not mode.has_full_cudagraphs():
-            return "" if graphs else f"{name}: no step was served by a PIECEWISE graph"
-        if self.modes[CUDAGraphMode.FULL] or (graphs and not self.coverable):
-            return ""
-        if self.decode_steps == 0:
-            return f"{name}: the scenario has no decode step, so no FULL graph could run"
-        why = (
-            f"{self.coverable} of them fit a captured size"
-            if self.coverable
-            else "none of them fits a captured size"
-        )
-        return f"{name}: no step was served by FULL, of {self.decode_steps} decode steps; {why}"
+    def not_as_asked(self) -> list[str]:
+        """Why this arm's results say nothing of the mode it was configured with; [] if they do.
 
-    def notices(self) -> list[Notice]:
-        """What this arm was configured for and could not show, though it ran as asked otherwise."""
-        prefill_steps = self.steps_computed - self.decode_steps
-        wanted = self.setup.mode.mixed_mode() is CUDAGraphMode.PIECEWISE
-        if not wanted or not prefill_steps or self.modes[CUDAGraphMode.PIECEWISE]:
+        Each kind of batch that the mode has graphs for, and the scenario has, must have met one.
+        """
+        mode, name = self.setup.mode, self.setup.name
+        if self.setup.padded_like is not None:
+            nothing = f"{name}: no batch fits a captured size, so none was padded"
+            return [] if self.steps_padded else [nothing]
+        if mode is CUDAGraphMode.NONE:
             return []
-        message = (
-            f"{self.setup.name}: no step with a prefill ({prefill_steps} in all) was served by a "
-            "PIECEWISE graph; name larger --capture-sizes to have their sizes captured."
+        reasons = []
+        prefill_steps = self.steps_computed - self.decode_steps
+        if mode.decode_mode() is CUDAGraphMode.FULL and not self.modes[CUDAGraphMode.FULL]:
+            if self.decode_steps:
+                reasons.append(self._no_full())
+            elif mode.mixed_mode() is CUDAGraphMode.NONE:
+                reasons.append(
+                    f"{name}: the scenario has no decode step, so no FULL graph could run"
+                )
+        if mode.mixed_mode() is CUDAGraphMode.PIECEWISE and not self.modes[CUDAGraphMode.PIECEWISE]:
+            if mode.decode_mode() is CUDAGraphMode.PIECEWISE:
+                reasons.append(f"{name}: no step was served by a PIECEWISE graph")
+            elif prefill_steps:
+                reasons.append(
+                    f"{name}: no step was served by PIECEWISE, of {prefill_steps} with a prefill; "
+                    "name larger --capture-sizes to have their sizes captured"
+                )
+        return reasons
+
+    def _no_full(self) -> str:
+        fit = f"{self.coverable} of them fit" if self.coverable else "none of them fits"
+        return (
+            f"{self.setup.name}: no step was served by FULL, of {self.decode_steps} decode steps; "
+            f"{fit} a captured size"
         )
-        return [Notice(setting="capture_sizes", message=message)]
 
     def summary(self, times: ArmTimes | None) -> ArmSummary:
         """The arm's part of a result."""
@@ -129,10 +137,16 @@ class ArmTally:
 
 @dataclass
 class PairTally:
-    """Drift of one pair so far. diverged: requests whose inputs differ (free running only)."""
+    """Drift of one pair so far.
+
+    num_steps: steps with an output in common. num_shown: those of them that say something of the
+    pair: under capture drift the steps that were replayed, not those that both arms ran eagerly.
+    diverged: requests whose inputs differ (free running only).
+    """
 
     pair: Pair
     num_steps: int = 0
+    num_shown: int = 0
     num_sampled: int = 0
     num_top1_equal: int = 0
     token_mismatches: int = 0
@@ -144,11 +158,15 @@ class PairTally:
     diverged: set[str] = field(default_factory=set)
     by_step: dict[int, Drift] = field(default_factory=dict)
 
-    def observe(self, step: int, comparison: StepComparison) -> None:
-        """Add one step's outputs; a step with nothing in common does not count as compared."""
+    def observe(self, step: int, comparison: StepComparison, replayed: bool) -> None:
+        """Add one step's outputs; a step with nothing in common does not count as compared.
+
+        replayed: whether the pair's arm ran this step as a graph.
+        """
         if not comparison.drifts:
             return
         self.num_steps += 1
+        self.num_shown += replayed or self.pair.kind != "capture"
         self.num_sampled += comparison.num_sampled
         self.num_top1_equal += comparison.num_top1_equal
         self.token_mismatches += comparison.token_mismatches
@@ -176,14 +194,14 @@ class PairTally:
 
     def summary(self, dtype: str) -> DriftSummary | None:
         """The pair's part of a result; None where nothing was compared. dtype: of the engines."""
-        if self.worst is None or not self.num_steps:
+        if self.worst is None or not (self.num_shown or self.first is not None):
             return None
         budget = budget_of(self.pair.kind, dtype)
         return DriftSummary(
             kind=self.pair.kind,
             arm=self.pair.arm,
             twin=self.pair.twin,
-            num_steps_compared=self.num_steps,
+            num_steps_compared=self.num_shown,
             worst=self.worst,
             top1_agreement=self.num_top1_equal / self.num_sampled if self.num_sampled else None,
             token_mismatches=self.token_mismatches,

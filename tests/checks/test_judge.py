@@ -103,7 +103,9 @@ def test_a_clean_run_passes_with_ratios(kit):
     assert (result.outcome, result.reasons, result.violations) == (Outcome.PASS, (), ())
     assert [d.kind for d in result.drifts] == ["partition", "padding", "capture"]
     assert all(d.ok and d.worst.outcome == "bitwise" for d in result.drifts)
-    assert all(d.num_steps_compared == 5 and d.top1_agreement == 1.0 for d in result.drifts)
+    # The step with the prefill ran eagerly in both arms of the capture pair.
+    assert [d.num_steps_compared for d in result.drifts] == [5, 5, 4]
+    assert all(d.top1_agreement == 1.0 for d in result.drifts)
     assert result.tpot_ratio.median == pytest.approx(0.5)
     assert result.itl_ratio.median == pytest.approx(0.5)
     assert result.launch_ratio.median == pytest.approx(0.5)

@@ -22,7 +22,7 @@ def test_what_stands_beside_a_limit_is_the_largest_of_all_tensors_and_steps():
     tokens = replace(wide, tensor="sampled", relative=None, cosine=None)
     tally = PairTally(Pair(kind="partition", arm="eager", twin="reference"))
     for step, drifts in enumerate([(wide,), (tight, tokens), (wide,)]):
-        tally.observe(step, StepComparison(drifts=drifts, difference=None))
+        tally.observe(step, StepComparison(drifts=drifts, difference=None), replayed=False)
     summary, budget = tally.summary("float32"), budget_of("partition", "float32")
 
     assert summary.worst is wide
@@ -37,10 +37,20 @@ def test_what_stands_beside_a_limit_is_the_largest_of_all_tensors_and_steps():
 def test_under_capture_there_is_no_limit_to_show():
     drift = measure("capture", "hidden", np.ones((1, 4)), np.ones((1, 4)), "float32")
     tally = PairTally(Pair(kind="capture", arm="full", twin="eager_padded[full]"))
-    tally.observe(0, StepComparison(drifts=(drift,), difference=None))
+    tally.observe(0, StepComparison(drifts=(drift,), difference=None), replayed=True)
     summary = tally.summary("float32")
     assert (summary.max_relative, summary.limit_relative, summary.limit_cosine_gap) == (
         0,
         None,
         None,
     )
+
+
+def test_steps_that_both_arms_ran_eagerly_say_nothing_of_a_capture():
+    drift = measure("capture", "hidden", np.ones((1, 4)), np.ones((1, 4)), "float32")
+    tally = PairTally(Pair(kind="capture", arm="full", twin="eager_padded[full]"))
+    tally.observe(0, StepComparison(drifts=(drift,), difference=None), replayed=False)
+    assert tally.summary("float32") is None
+    tally.observe(1, StepComparison(drifts=(drift,), difference=None), replayed=True)
+    assert tally.summary("float32").num_steps_compared == 1
+    assert tally.num_steps == 2

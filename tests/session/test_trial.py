@@ -79,11 +79,23 @@ def test_times_cover_every_repetition_of_both_arms(bench):
     assert len(floored) == 12
 
 
-def test_a_mixed_mode_whose_prefills_all_ran_eagerly_says_so(bench):
-    result = bench("s2-capture-edges", "full_and_piecewise", capture_sizes="1,2").run()
-    told = [notice.message for notice in result.notices]
-    assert any("no step with a prefill (1 in all) was served by a PIECEWISE" in m for m in told)
-    assert bench("s2-capture-edges", "full_and_piecewise").run().notices == ()
+@pytest.mark.parametrize(
+    ("sizes", "told"),
+    [
+        ("1,2", "no step was served by PIECEWISE, of 1 with a prefill"),
+        ("64", "no step was served by FULL, of 32 decode steps; none of them fits"),
+    ],
+)
+def test_a_mixed_mode_of_which_one_routine_never_ran_is_not_compared(bench, sizes, told):
+    result = bench("s2-capture-edges", "full_and_piecewise", capture_sizes=sizes).run()
+    assert result.outcome is Outcome.NOT_COMPARED
+    assert told in result.reasons[0]
+
+
+def test_an_arm_that_should_have_been_padded_and_never_was_is_not_compared(bench):
+    result = bench("s2-capture-edges", "eager_padded", capture_sizes="4096").run()
+    assert result.outcome is Outcome.NOT_COMPARED
+    assert "none was padded" in result.reasons[0]
 
 
 def test_a_scenario_that_failed_is_not_timed(bench, monkeypatch):
