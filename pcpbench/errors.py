@@ -7,6 +7,7 @@
     |  |- DeviceMissing      no such device, or its graph backend is not there    exit 3
     |  `- NothingCompared    no steps, no common outputs, an arm that never ran   exit 3
     `- MeasuredFailure       the thing measured broke its contract                exit 1
+       |- EngineError        the engine raised something of its own             exit 1
        |- CaptureError       the code under capture did what a graph cannot hold  exit 1
        |- CollectiveMismatch ranks of a group met with different calls            exit 1
        |- DispatchMismatch   ranks chose different descriptors                    exit 1
@@ -57,6 +58,16 @@ class MeasuredFailure(PcpbenchError):
     exit_code = 1
     contract = "C8"
     tensor = "graph"
+
+
+class EngineError(MeasuredFailure):
+    """The engine could not finish a capture, a step or a replay: it raised what nobody expects.
+
+    The message names the exception and the place.
+    """
+
+    contract = "C0"
+    tensor = "step"
 
 
 class CaptureError(MeasuredFailure):

@@ -186,7 +186,7 @@ def _limit_words(limit: str, size: int, graphs: list[BatchExecutionDescriptor]) 
 
 def _class_name(key: ClassKey, last: int) -> str:
     if not key.num_reqs:
-        return "batches with a prefill"
+        return "large batches with a prefill" if key.too_large else "batches with a prefill"
     if key.query_len is None:
         each = " of unequal lengths"
     else:

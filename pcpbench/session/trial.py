@@ -7,9 +7,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import Final
-
-import torch
 
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
@@ -24,12 +21,6 @@ from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
-
-STEP_ERRORS: Final = (MeasuredFailure, IndexError, RuntimeError)
-"""What a wrong index, length or number comes to in a step; any other error is a fault of ours."""
-
-TOOL_ERRORS: Final = (NotImplementedError, RecursionError, torch.OutOfMemoryError)
-"""RuntimeErrors that say nothing of the memory that a step read."""
 
 
 class Trial:
@@ -204,9 +195,7 @@ class Trial:
                 forced = None
             try:
                 arm.execute(step, forced)
-            except STEP_ERRORS as error:
-                if isinstance(error, TOOL_ERRORS):
-                    raise
+            except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return
             record = arm.record(step, self.plan.scenario)

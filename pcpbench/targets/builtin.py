@@ -21,6 +21,7 @@ from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import AddressChange, Notice, StepRecord
 from pcpbench.results import AddressUse, CapturedGraph
+from pcpbench.targets.engine_errors import engine_errors
 
 
 class BuiltinArm:
@@ -60,18 +61,21 @@ class BuiltinArm:
 
     def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
         """Capture every candidate, if the arm replays."""
-        self.engine.capture(on_captured)
+        with engine_errors():
+            self.engine.capture(on_captured)
 
     def start(self, plan: ScenarioPlan) -> None:
         """Begin a scenario (again)."""
         self._output = self._previous = None
-        self.engine.start(plan)
+        with engine_errors():
+            self.engine.start(plan)
 
     def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
         """Run one step."""
         self._previous = self._output
         try:
-            self._output = self.engine.execute(step, forced)
+            with engine_errors():
+                self._output = self.engine.execute(step, forced)
         finally:
             self.engine.before_forward = None
 
@@ -116,7 +120,8 @@ class BuiltinArm:
         output = self._last()
         if output.idle:
             return None
-        again = self.engine.compute_again(output, step)
+        with engine_errors():
+            again = self.engine.compute_again(output, step)
         return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
 
     def previous_outputs(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
@@ -130,7 +135,8 @@ class BuiltinArm:
 
     def replay_idle(self, graphs: Sequence[str]) -> tuple[str, ...]:
         """Replay captured graphs as dummy runs, memory being allocated and freed before each."""
-        return self.engine.replay_idle(graphs, self.churn_memory)
+        with engine_errors():
+            return self.engine.replay_idle(graphs, self.churn_memory)
 
     def wipe(self, slots: Sequence[Sequence[NDArray[np.integer[Any]]]]) -> None:
         """Zero KV slots."""

@@ -1,0 +1,67 @@
+"""What an engine raises is a result with a place (C0), and no failure of pcpbench."""
+
+import pytest
+import torch
+
+from pcpbench import cli
+from pcpbench.engine.engine import Engine
+from pcpbench.errors import CannotMeasure, EngineError, UsageError
+from pcpbench.pcp_manager import PCPManager
+from pcpbench.results import Outcome
+from pcpbench.targets.engine_errors import engine_errors
+
+
+def off_by_one(self, *arguments, **settings):
+    return [1, 2][2]
+
+
+def test_a_step_that_raises_fails_and_names_arm_step_and_place(bench, monkeypatch):
+    trial = bench("s2-capture-edges")
+    execute = Engine.execute
+
+    def faulty(self, step, forced=None):
+        if step.index == 3 and self is trial.engine("full"):
+            off_by_one(self)
+        return execute(self, step, forced)
+
+    monkeypatch.setattr(Engine, "execute", faulty)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    (found,) = result.violations
+    assert (found.contract, found.arm, found.step) == ("C0", "full", 3)
+    assert "the engine raised IndexError: list index out of range" in found.message
+    assert "session/test_engine_errors.py" in found.message
+    assert "in off_by_one" in found.message
+
+
+def test_a_capture_that_raises_is_exit_1_without_a_traceback(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(PCPManager, "prepare_inputs_to_capture", off_by_one)
+    arguments = "compare eager full --scenario s2-capture-edges --repetitions 0"
+    assert cli.run(arguments.split()) == 1
+    talk = capsys.readouterr().err
+    assert "the engine raised IndexError" in talk
+    assert "Traceback" not in talk
+
+
+@pytest.mark.parametrize(
+    ("error", "raised"),
+    [
+        (KeyError("r0"), EngineError),
+        (AssertionError(), EngineError),
+        (NotImplementedError("no kernel"), EngineError),
+        (MemoryError(), CannotMeasure),
+        (torch.OutOfMemoryError("tried to allocate 2 GiB."), CannotMeasure),
+        (UsageError("asked for the impossible"), UsageError),
+    ],
+    ids=lambda value: getattr(value, "__name__", type(value).__name__),
+)
+def test_an_engine_that_broke_is_told_from_a_machine_that_cannot(error, raised):
+    with pytest.raises(raised) as caught, engine_errors():
+        raise error
+    assert "\n" not in str(caught.value)
+
+
+def test_the_place_is_not_inside_torch():
+    with pytest.raises(EngineError, match=r"session/test_engine_errors.py:\d+"), engine_errors():
+        torch.zeros(2).view(3)
