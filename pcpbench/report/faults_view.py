@@ -30,10 +30,10 @@ class is there: a contract of [contracts.md](contracts.md), or a drift that leav
 *misnamed* when only others are, *escaped* when the run passes, *crashed* when the engine raised
 what is no finding. An injection also counts how often it acted: one that never did is *not
 triggered* and proves nothing. `quiet` is what an entry should be whose description begins with
-"Not a fault": an alarm would be a false one. Where a world says `--check full`, the fault shows in no single run of the
-scenario: only second looks at its steps find it. Clean runs are those of the same worlds and scenarios
-without a fault, before the first one (on engines just captured) and after the last (on engines that
-were used again).
+"Not a fault": an alarm would be a false one. A fault whose world says `--check full` shows only in
+second looks at a step, not in one run of the scenario. Clean runs are those of the same worlds and
+scenarios without a fault, before the first one (on engines just captured) and after the last (on
+engines that were used again).
 
 Two classes have no entry, because today's engine cannot have them: K20 (capture sizes and the
 decode query length) needs speculative decoding, K27 needs microbatches.
