@@ -101,6 +101,39 @@ class StepRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TapRecord:
+    """What one tap point of the forward pass held on one rank after a step.
+
+    layer: -1 before the first layer, the number of layers after the last. op, tensor: the operation
+    and which of its results. values [rows, ...]: float32, float16, or uint16 holding bfloat16
+    patterns; rows are this rank's tokens after padding, or with is_gathered those of all ranks of
+    its PCP group, rank after rank. order: place in the forward pass.
+    per_head: the axis after the rows is this TP rank's heads. is_partial: of this rank's share of
+    the keys or slots only.
+    """
+
+    rank: int
+    layer: int
+    op: str
+    tensor: str
+    values: NDArray[Any]
+    order: int = 0
+    is_gathered: bool = False
+    per_head: bool = False
+    is_partial: bool = False
+
+
+@dataclass(frozen=True)
+class NonFinite:
+    """The first NaN or inf among an arm's outputs; row: of the tensor in that step."""
+
+    arm: str
+    step: int
+    tensor: str
+    row: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class StepTiming:
     """Host times of one step of one arm in one repetition, in seconds.
 

@@ -46,9 +46,17 @@ def register_buffers(
             book.register(f"{prefix}.kv_cache.{layer}", partial(_item, worker, layer))
         output = partial(getattr, worker, "hidden_states")
         book.register(f"{prefix}.hidden_states", output, scratch=True)
+        _register_taps(book, worker)
     for tp_rank, shard in enumerate(shards):
         for name in dict(shard.state_dict(keep_vars=True)):
             book.register(f"tp{tp_rank}.{name}", partial(_weight, shard, name))
+
+
+def _register_taps(book: AddressBook, worker: Worker) -> None:
+    if worker.taps is None:
+        return
+    for name in worker.taps.named():
+        book.register(f"rank{worker.rank}.{name}", partial(_named, worker.taps.named, name))
 
 
 def _buffers(worker: Worker) -> Any:

@@ -60,11 +60,16 @@ class Engine:
 
     backend: None for an eager engine. An eager engine whose configuration names a graph mode pads
     every batch exactly to the descriptor that a graph would have been used for (`eager_padded`).
+    taps: keep every intermediate result (engine/taps.py), in captured graphs too.
     before_forward: called in every step that computes, between preparation and forward pass.
     """
 
     def __init__(
-        self, config: EngineConfig, device: torch.device, backend: GraphBackend | None
+        self,
+        config: EngineConfig,
+        device: torch.device,
+        backend: GraphBackend | None,
+        taps: bool = False,
     ) -> None:
         config.check()
         PCPManager.validate_config(config)
@@ -104,6 +109,9 @@ class Engine:
             )
             for groups in in_process_groups(world)
         ]
+        if taps:
+            for worker in self.workers:
+                worker.add_taps()
         self.address_book = AddressBook()
         register_buffers(self.address_book, self.workers, shards)
         self.graphs = None if backend is None else GraphManager(backend, self.address_book)
@@ -152,6 +160,8 @@ class Engine:
         decision = self._decide(counts)
         for worker in self.workers:
             worker.prepare_attention(decision.descriptor)
+            if worker.taps is not None:
+                worker.taps.clear()
         if self.before_forward is not None:
             self.before_forward()
         sampled = self._compute(decision.descriptor, plan)

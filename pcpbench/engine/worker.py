@@ -22,6 +22,7 @@ from pcpbench.engine.groups import RankGroups
 from pcpbench.engine.input_batch import InputBatch, InputBuffers
 from pcpbench.engine.kv_cache import allocate_kv_caches
 from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.taps import TapBuffers
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor
@@ -120,8 +121,22 @@ class Worker:
         self.hidden_states = torch.zeros(
             (max_num_tokens, shape.hidden_size), dtype=model.dtype, device=device
         )
+        self.taps: TapBuffers | None = None
         self.global_batch: InputBatch | None = None
         self.local_batch: InputBatch | None = None
+
+    def add_taps(self) -> None:
+        """Keep intermediate results from here on; before anything is captured."""
+        world = self.config.parallel_config.world
+        self.taps = self.context.taps = TapBuffers(
+            self.model.shape,
+            tp_size=world.tp_size,
+            dcp_size=world.dcp_size,
+            pcp_size=world.pcp_size,
+            max_num_tokens=len(self.hidden_states),
+            dtype=self.model.dtype,
+            device=self.device,
+        )
 
     @property
     def local_buffers(self) -> InputBuffers:

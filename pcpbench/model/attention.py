@@ -46,6 +46,12 @@ def kv_cache_write(kv: Tensor, slot_mapping: Tensor, kv_cache: Tensor) -> None:
     torch.ops.pcpbench.kv_cache_write.default(kv, slot_mapping, kv_cache)
 
 
+def kv_cache_read(slot_mapping: Tensor, kv_cache: Tensor) -> Tensor:
+    """What the slots of a mapping hold, [N, D]; zeros where the slot is -1 (PAD). For taps only."""
+    rows = kv_cache.view(-1, kv_cache.shape[-1]).index_select(0, slot_mapping.clamp(min=0))
+    return rows.masked_fill_((slot_mapping < 0).unsqueeze(1), 0.0)
+
+
 def mla_attention(
     q: Tensor,
     kv_cache: Tensor,

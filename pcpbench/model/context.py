@@ -11,8 +11,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from pcpbench.device.collectives import Group
-
-TapKey = tuple[int, str]
+from pcpbench.model.taps import Taps
 
 
 @dataclass(frozen=True)
@@ -44,8 +43,8 @@ class ForwardContext:
     written and no collective of the attention is issued, so all ranks must agree on it.
     breaks: attention leaves the captured segment (PIECEWISE); only under a driver that serves
     graph breaks.
-    taps: when set, receives copies of intermediate results under (layer, name); see
-    `MLADecoder.forward` for the names. Never set it under capture.
+    taps: when set, is handed intermediate results at the tap points of model/taps.py. Under
+    capture what it does with them becomes part of the graph.
     """
 
     rank: int
@@ -57,13 +56,13 @@ class ForwardContext:
     kv_groups: tuple[int, ...] = ()
     metadata: AttentionMetadata | None = None
     breaks: bool = False
-    taps: dict[TapKey, Tensor] | None = field(default=None, repr=False)
+    taps: Taps | None = field(default=None, repr=False)
 
     def kv_group(self, layer: int) -> int:
         """The KV group whose block tables and slots a layer uses."""
         return self.kv_groups[layer] if self.kv_groups else 0
 
     def tap(self, layer: int, name: str, value: Tensor) -> None:
-        """Keep a copy of an intermediate result if anyone listens."""
+        """Hand on an intermediate result if anyone listens."""
         if self.taps is not None:
-            self.taps[layer, name] = value.clone()
+            self.taps.put(layer, name, value)

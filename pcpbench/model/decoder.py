@@ -16,7 +16,12 @@ from torch.nn import functional as F
 
 from pcpbench.device.collectives import Group, graph_break
 from pcpbench.errors import UsageError
-from pcpbench.model.attention import kv_cache_write, mla_attention, rescale_partial
+from pcpbench.model.attention import (
+    kv_cache_read,
+    kv_cache_write,
+    mla_attention,
+    rescale_partial,
+)
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
 from pcpbench.model.presets import ModelShape
@@ -82,8 +87,11 @@ class MLAAttention(nn.Module):
             return
         group = context.kv_group(self.layer)
         gathered = await context.pcp.all_gather(kv)
-        context.tap(self.layer, "kv", gathered)
-        kv_cache_write(gathered, metadata.slot_mappings[group], context.kv_caches[self.layer])
+        context.tap(self.layer, "pcp_all_gather.latent", gathered)
+        slots, kv_cache = metadata.slot_mappings[group], context.kv_caches[self.layer]
+        kv_cache_write(gathered, slots, kv_cache)
+        if context.taps is not None:
+            context.tap(self.layer, "kv_cache_write.kv_cache", kv_cache_read(slots, kv_cache))
         if context.dcp.size == 1:
             self._local(q, out, lse, metadata, context)
             return
@@ -93,6 +101,7 @@ class MLAAttention(nn.Module):
         lses = (await context.dcp.all_gather(lse)).view(context.dcp.size, *lse.shape)
         partial = rescale_partial(partial, lse, lses)
         out.copy_(await context.dcp.reduce_scatter(partial, dim=1))
+        context.tap(self.layer, "dcp_merge.out", out)
 
     def _local(
         self,
@@ -117,20 +126,22 @@ class MLAAttention(nn.Module):
             out,
             lse,
         )
+        context.tap(self.layer, "mla_attention.lse", lse)
+        context.tap(self.layer, "mla_attention.out", out)
 
     async def forward(
         self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
     ) -> Tensor:
         """x: [T, hidden]; heads' values [T, H * v], still to be projected by `w_o`."""
         q, kv = self.project(x, turns)
-        context.tap(self.layer, "q", q)
+        context.tap(self.layer, "qkv_proj.q", q)
+        context.tap(self.layer, "qkv_proj.latent", kv)
         if context.breaks:
             # Run between captured segments, now and at each replay: q, kv, out and lse stay where
             # they are, the metadata is whatever the context holds by then.
             await graph_break(context.rank, lambda: self.attend(q, kv, out, lse, context))
         else:
             await self.attend(q, kv, out, lse, context)
-        context.tap(self.layer, "attention", out)
         values = torch.bmm(out.transpose(0, 1), self.w_uv)
         return values.transpose(0, 1).flatten(1)
 
@@ -154,11 +165,18 @@ class DecoderLayer(nn.Module):
         self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
     ) -> Tensor:
         """x: [T, hidden], left as it was; the layer's output hidden state [T, hidden]."""
-        values = await self.attention(self.input_norm(x), turns, out, lse, context)
+        normed = self.input_norm(x)
+        context.tap(self.layer, "input_norm.hidden", normed)
+        values = await self.attention(normed, turns, out, lse, context)
+        del normed  # as early as without a name: a graph's pool counts what is held
         x = await _row_parallel(x, values, self.attention.w_o, context.tp)
-        gate, up = torch.mm(self.post_norm(x), self.w_gate_up).chunk(2, -1)
+        context.tap(self.layer, "o_proj.hidden", x)
+        normed = self.post_norm(x)
+        context.tap(self.layer, "post_norm.hidden", normed)
+        gate, up = torch.mm(normed, self.w_gate_up).chunk(2, -1)
+        del normed
         x = await _row_parallel(x, F.silu(gate).mul_(up), self.w_down, context.tp)
-        context.tap(self.layer, "hidden", x)
+        context.tap(self.layer, "mlp.hidden", x)
         return x
 
 
@@ -207,12 +225,10 @@ class MLADecoder(nn.Module):
 
         input_ids: int32 [T]. positions: int64 [T], below the rotary table's length.
 
-        context.taps receives (-1, "embedding"); for each layer "q" [T, H, D], "kv" [N, D] after
-        the PCP gather, "attention" [T, H, r] after the DCP merge and "hidden" [T, hidden]; and
-        (num_hidden_layers, "norm").
+        context.taps is handed what model/taps.py lists.
         """
         x = self.embedding.index_select(0, input_ids)
-        context.tap(-1, "embedding", x)
+        context.tap(-1, "embed.hidden", x)
         turns = self.rotary.turns(positions)
         # All layers use the same two results of attention: each is read before the next is made.
         num_heads = self.shape.num_attention_heads // self.tp_size
@@ -221,7 +237,7 @@ class MLADecoder(nn.Module):
         for layer in self.layers:
             x = await layer(x, turns, out, lse, context)
         hidden: Tensor = self.norm(x)
-        context.tap(len(self.layers), "norm", hidden)
+        context.tap(len(self.layers), "norm.hidden", hidden)
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:

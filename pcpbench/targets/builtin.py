@@ -19,7 +19,7 @@ from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import AddressChange, Notice, StepRecord
+from pcpbench.records import AddressChange, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
 from pcpbench.targets.engine_errors import engine_errors
 
@@ -100,6 +100,19 @@ class BuiltinArm:
             address_changes=moved,
         )
 
+    def taps(self) -> tuple[TapRecord, ...]:
+        """Intermediate results of the last step, rank after rank; nothing without taps."""
+        if self._last().idle:
+            return ()
+        return tuple(
+            record
+            for worker in self.engine.workers
+            if worker.taps is not None and worker.local_batch is not None
+            for record in worker.taps.records(
+                worker.rank, worker.local_batch.num_tokens_after_padding
+            )
+        )
+
     def kv_caches(self) -> list[list[NDArray[Any]]]:
         """Caches of every rank and layer.
 
@@ -166,9 +179,11 @@ class BuiltinTarget:
         shape = model_shape(config.model_config.preset)
         shape.check_tp(config.parallel_config.tensor_parallel_size)
 
-    def build(self, label: str, config: EngineConfig, *, replays: bool) -> BuiltinArm:
+    def build(
+        self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False
+    ) -> BuiltinArm:
         """An engine under these settings; `replays` decides whether it captures graphs."""
-        engine = Engine(config, self._device, self._backend if replays else None)
+        engine = Engine(config, self._device, self._backend if replays else None, taps)
         return BuiltinArm(label, engine)
 
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice, StepRecord
+from pcpbench.records import Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
 
 
@@ -69,6 +69,10 @@ class Arm(Protocol):
 
         May be called again: outputs are then read anew from what the step handed out.
         """
+
+    def taps(self) -> tuple[TapRecord, ...]:
+        """Intermediate results of the step just executed, each rank's in the order of its forward
+        pass; nothing after an idle step, and nothing where the arm was built without taps."""
 
     def kv_caches(self) -> list[list[NDArray[Any]]]:
         """Caches as [rank][layer][num_blocks, block_size, latent], valid until the next step.
@@ -123,8 +127,11 @@ class Target(Protocol):
     def check(self, config: EngineConfig) -> None:
         """Raise UsageError for settings that `build` would refuse; builds nothing."""
 
-    def build(self, label: str, config: EngineConfig, *, replays: bool) -> Arm:
-        """An arm under these settings; raises UsageError for settings it refuses."""
+    def build(self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False) -> Arm:
+        """An arm under these settings; raises UsageError for settings it refuses.
+
+        taps: keep intermediate results, for `Arm.taps`; an arm that has none to give ignores it.
+        """
 
 
 FloatArray = NDArray[np.float32]

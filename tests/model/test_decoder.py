@@ -10,6 +10,7 @@ from pcpbench.errors import UsageError
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.presets import SMALL, TINY
+from pcpbench.model.taps import tap_points
 from pcpbench.world import World
 
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
@@ -218,9 +219,9 @@ def test_position_matters_to_attention(make_stand, tokens):
     for ids in (tokens, swapped):
         stand = make_stand()
         inputs = stand.prepare(ids, [[(0, 0, 30)]])
-        stand.contexts[0].taps = {}
+        stand.contexts[0].taps = kept = Kept()
         stand.run(inputs)
-        attention.append(stand.contexts[0].taps[0, "attention"])
+        attention.append(kept[0, "mla_attention.out"])
     assert ((attention[0] - attention[1])[21:].abs().amax((1, 2)) > 1e-3).all()
 
 
@@ -235,12 +236,15 @@ def test_without_metadata_attention_is_skipped(make_stand, tokens):
     stand = make_stand(World(pcp_size=2), fill=5.0)
     inputs = stand.prepare(tokens, [[(0, 0, 3)]] * 2)
     for context in stand.contexts:
-        context.metadata, context.taps = None, {}
+        context.metadata, context.taps = None, Kept()
     hidden = stand.run(inputs)[0]
     assert hidden.isfinite().all()
     for context in stand.contexts:
         assert not context.pcp.log
-        assert not context.taps[0, "attention"].any()
+        assert {name for _, name in context.taps} == {
+            "embed.hidden", "input_norm.hidden", "qkv_proj.q", "qkv_proj.latent", "o_proj.hidden",
+            "post_norm.hidden", "mlp.hidden", "norm.hidden",
+        }  # fmt: skip
         assert all((cache == 5.0).all() for cache in context.kv_caches)
 
 
@@ -262,21 +266,39 @@ def test_kv_groups_choose_slots_and_tables(make_stand, tokens):
     assert context.kv_caches[1][64, :9].any(-1).all()
 
 
-def test_taps_hold_each_layers_results(make_stand, tokens):
-    stand = make_stand(World(pcp_size=2))
+WORLDS = {
+    "pcp 2": (World(pcp_size=2), [[(0, 0, 3)], [(1, 0, 3)]]),
+    "tp 4 dcp 4": (World(tp_size=4, dcp_size=4), [[(0, 0, 3)]] * 4),
+}
+
+
+@pytest.mark.parametrize(("world", "rows"), WORLDS.values(), ids=WORLDS)
+def test_every_tap_point_is_met_once_in_order_with_its_shape(make_stand, tokens, world, rows):
+    stand = make_stand(world)
     for context in stand.contexts:
-        context.taps = {}
-    hidden = stand.run(stand.prepare(tokens, [[(0, 0, 3)], [(1, 0, 2)]]))
+        context.taps = Kept()
+    hidden = stand.run(stand.prepare(tokens, rows))
+    points = tap_points(TINY, world.tp_size, world.dcp_size)
+    for context in stand.contexts:
+        assert list(context.taps) == [(point.layer, point.name) for point in points]
+        for point, value in zip(points, context.taps.values(), strict=True):
+            num_rows = 3 * world.pcp_size if point.is_gathered else 3
+            assert tuple(value.shape) == (num_rows, *point.width), point
+            assert value.dtype == (point.dtype or torch.float32), point
     taps = stand.contexts[0].taps
-    assert {name: tuple(value.shape) for (layer, name), value in taps.items() if layer == 1} == {
-        "q": (3, 4, 48),
-        "kv": (6, 48),
-        "attention": (3, 4, 32),
-        "hidden": (3, 64),
-    }
-    assert set(taps) >= {(-1, "embedding"), (0, "hidden"), (2, "norm")}
-    assert torch.equal(taps[2, "norm"], hidden[0])
-    assert not torch.equal(taps[0, "attention"], taps[1, "attention"])
+    assert torch.equal(taps[2, "norm.hidden"], hidden[0])
+    assert not torch.equal(taps[0, "mla_attention.out"], taps[1, "mla_attention.out"])
+
+
+def test_what_was_written_is_read_back_from_the_cache(make_stand, tokens):
+    """Of every PCP rank's tokens, zeros for those that are not to be written."""
+    stand = make_stand(World(pcp_size=2))
+    inputs = stand.prepare(tokens, [[(0, 0, 3)], [(1, 0, 2)]])
+    stand.contexts[0].taps = kept = Kept()
+    stand.run(inputs)
+    written = kept[0, "kv_cache_write.kv_cache"]
+    assert torch.equal(written[:5], kept[0, "pcp_all_gather.latent"][:5])
+    assert not written[5].any(), "the second rank's third token is padding"
 
 
 def test_attention_behind_a_graph_break_reads_its_step_when_it_runs(make_stand, tokens):
@@ -310,6 +332,14 @@ def test_attention_behind_a_graph_break_reads_its_step_when_it_runs(make_stand, 
         for old, new in ((0, 2), (1, 3)):
             moved = [[broken.slot(0, q, p) for p in range(4)] for q in (old, new)]
             assert torch.equal(flat[moved[0]], flat[moved[1]])
+
+
+class Kept(dict):
+    """Taps that keep a copy of everything, in order; a point met twice is an error."""
+
+    def put(self, layer, name, value):
+        assert (layer, name) not in self
+        self[layer, name] = value.clone()
 
 
 class CountOps(TorchDispatchMode):
