@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from pcpbench.records import Difference, Drift, Environment, Notice, Violation
+from pcpbench.divergence import Divergence
+from pcpbench.records import Difference, Drift, Environment, NonFinite, Notice, Violation
 
 
 class Outcome(Enum):
@@ -150,7 +151,7 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     """Everything found on one scenario.
 
     violations: the first few of each contract and arm. num_violations: contract id -> all of them,
-    counted over the arms; empty where nobody counted.
+    counted over the arms; empty where nobody counted. non_finite: the first of each arm.
     """
 
     scenario: str
@@ -166,6 +167,7 @@ class ScenarioResult(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     wall_s: float = 0.0
     num_violations: dict[str, int] = {}
+    non_finite: tuple[NonFinite, ...] = ()
 
 
 class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +197,10 @@ class StepAudit(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One `pcpbench compare`: base against candidate over scenarios."""
+    """One `pcpbench compare`: base against candidate over scenarios.
+
+    divergence: the first difference of the first scenario that failed, if it could be looked for.
+    """
 
     base: str
     candidate: str
@@ -207,6 +212,7 @@ class CompareResult(msgspec.Struct, frozen=True, kw_only=True):
     notices: tuple[Notice, ...] = ()
     wall_s: float = 0.0
     run_dir: str = ""
+    divergence: Divergence | None = None
 
 
 def overall(scenarios: tuple[ScenarioResult, ...]) -> tuple[Outcome, tuple[str, ...]]:

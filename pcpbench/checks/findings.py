@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pcpbench.checks.oracle import RankExpectation, StepExpectation
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.plan import StepPlan
-from pcpbench.records import RankRecord, StepRecord, Violation
+from pcpbench.records import NonFinite, RankRecord, StepRecord, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +50,22 @@ class StepView:
         for record in self.record.ranks:
             if record.rank in by_rank:
                 yield record, by_rank[record.rank]
+
+
+def non_finite_in(record: StepRecord) -> NonFinite | None:
+    """The first output row of a step with a NaN or inf, hidden states before logits."""
+    for tensor in ("hidden", "logits"):
+        finite = np.isfinite(getattr(record, tensor))
+        if not finite.all():
+            row = int(np.argmin(finite.all(axis=-1)))
+            return NonFinite(record.arm, record.step, tensor, row)
+    return None
+
+
+def non_finite_text(bad: NonFinite) -> str:
+    """One sentence on a NaN or inf among an arm's outputs."""
+    where = f"step {bad.step}, tensor {bad.tensor}, row {bad.row}"
+    return f"{bad.arm} computed a non-finite value: {where}"
 
 
 def mismatch(

@@ -14,7 +14,7 @@ import numpy as np
 from pcpbench.checks import compare, kv, metrics
 from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
 from pcpbench.checks.drift import is_ok
-from pcpbench.checks.findings import StepView
+from pcpbench.checks.findings import StepView, non_finite_in, non_finite_text
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.ledger import Ledger
 from pcpbench.checks.oracle import Oracle, StepExpectation
@@ -27,7 +27,7 @@ from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violati
 from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Drift, IntArray, Notice, StepRecord, StepTiming, Violation
+from pcpbench.records import Drift, IntArray, NonFinite, Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
 
 
@@ -39,6 +39,7 @@ class ScenarioJudge:
     the arms whose times are set against each other. dtype: of the engines. teacher: the arm whose
     tokens feed all arms, None when each arm feeds itself. cost: `quick` or `full` contracts.
     async_device: whether the device runs behind the host (decides what launch overhead means).
+    expected: of each arm in the step judged last, None for an idle step. ledger: what was found.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class ScenarioJudge:
         self.teacher = teacher
         self.arms = {setup.name: ArmTally(setup) for setup in setups}
         self.pairs = [PairTally(pair) for pair in pairs]
-        self._ledger = Ledger()
-        self.non_finite: dict[str, str] = {}
+        self.ledger = Ledger()
+        self.non_finite: dict[str, NonFinite] = {}
         self._kv_accused: set[tuple[str, int, int]] = set()
         self._next_step = 0
         self._before: dict[str, StepRecord] = {}
-        self._expected: dict[str, StepExpectation | None] = {}
+        self.expected: dict[str, StepExpectation | None] = {}
         self._views: dict[str, StepView] = {}
         self._writes = WriteSets()
 
@@ -97,7 +98,7 @@ class ScenarioJudge:
         for name, view in kv_views.items():
             self._writes.start(name, view, self.setups[name].world.size, tables.get(name))
         for name, changes in captures.items():
-            self._ledger.keep(capture_violations(name, changes, self.plan))
+            self.ledger.keep(capture_violations(name, changes, self.plan))
 
     def observe_step(
         self,
@@ -119,7 +120,7 @@ class ScenarioJudge:
         for feed in {id(feed): feed for feed in self.feeds.values()}.values():
             feed.advance(step)
         found: list[Violation] = []
-        self._expected = {}
+        self.expected = {}
         for name, record in records.items():
             found += self._check_record(step, name, record, records)
             if kv_views is not None and name in kv_views:
@@ -132,7 +133,7 @@ class ScenarioJudge:
                 found += self._compare_kv(step, tally, records, kv_views, "written")
         self._feed(records)
         self._before = dict(records)
-        self._ledger.keep(found)
+        self.ledger.keep(found)
         return found
 
     def observe_kv(
@@ -148,7 +149,7 @@ class ScenarioJudge:
         for tally in self.pairs:
             if is_last or tally.pair.kind == "capture":
                 found += self._compare_kv(step, tally, records, kv_views, "all")
-        self._ledger.keep(found)
+        self.ledger.keep(found)
         return found
 
     def observe_again(
@@ -159,8 +160,8 @@ class ScenarioJudge:
         between: graphs replayed since the step ran.
         """
         view = self._views[record.arm]
-        self._ledger.keep(compare_again(view.record, record, between))
-        self._ledger.keep(self._writes.check_again(view, kv_view, between))
+        self.ledger.keep(compare_again(view.record, record, between))
+        self.ledger.keep(self._writes.check_again(view, kv_view, between))
 
     def slots_of(self, name: str) -> list[list[IntArray]]:
         """[rank][KV group]: slots that the step just observed had to write."""
@@ -168,18 +169,23 @@ class ScenarioJudge:
 
     def observe_late(self, record: StepRecord, between: Sequence[str] = ()) -> None:
         """Hold outputs of the step just observed that were read again against the first look."""
-        self._ledger.keep(compare_late(self._views[record.arm].record, record, between))
+        self.ledger.keep(compare_late(self._views[record.arm].record, record, between))
 
     def observe_idle_replays(
         self, name: str, kv_view: KvView, tables: Tables, between: Sequence[str]
     ) -> None:
         """See that graphs replayed as dummy runs after the last step wrote nothing (C9)."""
         view = self._views[name]
-        self._ledger.keep(self._writes.check_idle_replays(view, kv_view, tables, between))
+        self.ledger.keep(self._writes.check_idle_replays(view, kv_view, tables, between))
+
+    def feed(self, req_ids: Sequence[str], tokens: Sequence[int]) -> None:
+        """Tokens that feed all arms where no recorded arm is the teacher."""
+        if self.teacher is not None and self.teacher not in self.setups:
+            next(iter(self.feeds.values())).extend(req_ids, np.array(tokens))
 
     def observe_failure(self, violation: Violation) -> None:
         """An arm could not finish a step; the scenario ends here and fails."""
-        self._ledger.keep([violation])
+        self.ledger.keep([violation])
 
     @property
     def step_drifts(self) -> list[StepDrift]:
@@ -189,7 +195,7 @@ class ScenarioJudge:
     @property
     def step_audits(self) -> list[StepAudit]:
         """Every step of every arm: its dispatch, and all contracts that broke in it so far."""
-        broken = self._ledger.by_step
+        broken = self.ledger.by_step
         return [
             msgspec.structs.replace(
                 audit, violated_contracts=tuple(broken.get((audit.arm, audit.step), ()))
@@ -230,14 +236,15 @@ class ScenarioJudge:
             reasons=tuple(failures + gaps),
             arms=tuple(tally.summary(times[name]) for name, tally in self.arms.items()),
             drifts=tuple(s for tally in self.pairs if (s := tally.summary(self.dtype)) is not None),
-            violations=tuple(self._ledger.violations),
+            violations=tuple(self.ledger.violations),
             first_differences=tuple(t.first for t in self.pairs if t.first is not None),
             tpot_ratio=ratio(base.tpot, candidate.tpot),
             itl_ratio=ratio(base.itl, candidate.itl),
             launch_ratio=ratio(base.launch, candidate.launch),
             notices=tuple(notices),
             wall_s=wall_s,
-            num_violations=self._ledger.num_violations(),
+            num_violations=self.ledger.num_violations(),
+            non_finite=tuple(self.non_finite.values()),
         )
 
     def _check_record(
@@ -248,14 +255,11 @@ class ScenarioJudge:
         if step.scheduled and not step.idle:
             descriptor = _padding_of(setup, record, records)
             expected = self.oracle.expect(step, setup, descriptor, self.feeds[name])
-        self._expected[name] = expected
+        self.expected[name] = expected
         self.arms[name].observe(step, record, expected)
-        for tensor in ("hidden", "logits"):
-            values = getattr(record, tensor)
-            if name not in self.non_finite and not np.isfinite(values).all():
-                row = int(np.argmin(np.isfinite(values).all(axis=-1)))
-                where = f"step {step.index}, tensor {tensor}, row {row}"
-                self.non_finite[name] = f"{name} computed a non-finite value: {where}"
+        bad = non_finite_in(record)
+        if bad is not None:
+            self.non_finite.setdefault(name, bad)
         view = StepView(plan=step, record=record, setup=setup, expected=expected)
         self._views[name] = view
         return check_step(view, self.contracts, self.cost)
@@ -265,7 +269,7 @@ class ScenarioJudge:
     ) -> list[Violation]:
         pair = tally.pair
         record, twin = records.get(pair.arm), records.get(pair.twin)
-        if record is None or twin is None or self._expected.get(pair.arm) is None:
+        if record is None or twin is None or self.expected.get(pair.arm) is None:
             return []
         tally.diverged.difference_update(step.finished_req_ids)
         result = compare.compare_steps(record, twin, pair.kind, self.dtype, step, tally.diverged)
@@ -312,7 +316,7 @@ class ScenarioJudge:
         self, step: StepPlan, tally: PairTally, views: Mapping[str, KvView], scope: str
     ) -> Iterator[kv.KvDifference]:
         """Compare by slot where the twin has the same layout bit for bit, else by position."""
-        pair, expected = tally.pair, self._expected.get(tally.pair.arm)
+        pair, expected = tally.pair, self.expected.get(tally.pair.arm)
         found, twin = views[pair.arm], views[pair.twin]
         if pair.kind == "capture" and (scope == "all" or expected is not None):
             num_ranks = self.setups[pair.arm].world.size
@@ -340,8 +344,8 @@ class ScenarioJudge:
                 self.feeds[name].extend(record.sampled_req_ids, record.sampled)
 
     def _failures(self) -> list[str]:
-        reasons = self._ledger.reasons()
-        reasons += self.non_finite.values()
+        reasons = self.ledger.reasons()
+        reasons += [non_finite_text(bad) for bad in self.non_finite.values()]
         for tally in self.pairs:
             if tally.first is not None and tally.pair.kind != "capture":
                 reasons.append(tally.reason())
