@@ -168,13 +168,21 @@ def compare(
             help="quick: what one run shows; full: also second replays and poisoned runs.",
         ),
     ] = "quick",
+    inject: Annotated[
+        str | None,
+        typer.Option(
+            "--inject",
+            help="Plant a fault of `pcpbench faults list`, to see what a failing run looks like.",
+        ),
+    ] = None,
     seed: Seed = 0,
     json: Json = False,
     out: Out = None,
 ) -> None:
     """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.
 
-    Arms: reference, eager, eager_padded, piecewise, full, full_and_piecewise.
+    Arms: reference, eager, eager_padded, piecewise, full, full_and_piecewise. The first scenario
+    that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
     """
     from pcpbench.request import CompareRequest, EngineOptions
 
@@ -201,11 +209,31 @@ def compare(
         checks=check,
         json=json,
         out=out,
+        inject=inject,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare
 
     raise typer.Exit(run_compare(request))
+
+
+@app.command(epilog="Example: pcpbench repro results/20260101T120000Z-compare-1a2b/divergence")
+def repro(
+    bundle: Annotated[
+        Path, typer.Argument(help="The divergence/ directory of a run, or the run's directory.")
+    ],
+    json: Annotated[
+        bool, typer.Option("--json", help="Print the finding as JSON on stdout instead.")
+    ] = False,
+) -> None:
+    """Run the two arms of a failed scenario again, up to the step where they parted.
+
+    Exit code 1: they part again; 0: they do not any more; 2: no such bundle, or a damaged one;
+    3: it cannot be run here.
+    """
+    from pcpbench.session.repro import ReproRequest, run_repro
+
+    raise typer.Exit(run_repro(ReproRequest(bundle=bundle, json=json)))
 
 
 @app.command(epilog="Example: pcpbench doctor")

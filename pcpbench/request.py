@@ -187,7 +187,7 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`pcpbench compare`."""
+    """`pcpbench compare`. inject: a fault of the catalogue to plant, by name."""
 
     base: str
     candidate: str
@@ -198,6 +198,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     checks: str = "quick"
     json: bool = False
     out: Path | None = None
+    inject: str | None = None
 
     def check(self) -> None:
         """Raise UsageError or ScenarioError for what could not be run whatever the machine is."""

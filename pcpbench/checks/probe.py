@@ -97,7 +97,7 @@ class Probe:
 
     def _broken(self, step: StepPlan, judge: ScenarioJudge, records: Records) -> TapFinding | None:
         name = self.arm.name
-        for found in judge.violations:
+        for found in judge.ledger.violations:
             if (found.step, found.arm) == (step.index, name) and found.contract in METADATA:
                 return metadata_difference(found, records.get(name), judge.expected.get(name))
         return None

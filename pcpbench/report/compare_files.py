@@ -5,7 +5,7 @@ Owns when each is written: a scenario's rows as soon as it ends, the rest at the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,12 @@ class CompareFiles(RunFiles):
         arms = summary_rows(result, self._base, self._candidate, self._settings)
         self._run_dir.append_text("steps.csv", lines(columns.STEPS, steps))
         self._run_dir.append_text("summary.csv", lines(columns.SUMMARY, arms))
+
+    def add_files(self, directory: str, files: Mapping[str, bytes]) -> Path:
+        """Put a directory of files on disk and return its path."""
+        for name, data in files.items():
+            self._run_dir.write_bytes(f"{directory}/{name}", data)
+        return self.path / directory
 
     def finish(self, result: CompareResult) -> None:
         """Write what the whole run came to."""

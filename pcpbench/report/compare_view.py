@@ -35,17 +35,35 @@ def print_compare(result: CompareResult, console: Console) -> None:
         console.print()
         console.print(_overview(result, console))
     for scenario in result.scenarios:
-        print_scenario(console, scenario, result.base, result.candidate)
+        print_scenario(console, scenario, result.base, result.candidate, result.divergence)
     console.print()
     facts = Facts()
     if len(result.scenarios) > 1:
         add_totals(facts, result.scenarios, (result.base, result.candidate))
     add_notices(facts, _notices(result))
+    facts.add("Not located", _unlocated(result))
     _add_reading(facts, result)
     facts.print(console)
     if len(result.scenarios) > 1:
         console.print()
         verdict_line(console, result.outcome, verdict(result))  # the first one has scrolled away
+
+
+def _unlocated(result: CompareResult) -> str:
+    """Says so when more scenarios failed than the one whose first difference was looked for."""
+    if result.divergence is None:
+        return ""
+    located = result.divergence.scenario
+    others = [
+        s.scenario for s in result.scenarios if s.outcome is Outcome.FAIL and s.scenario != located
+    ]
+    if not others:
+        return ""
+    failed = units.count(len(others), "more scenario")
+    return (
+        f"{failed} failed ({', '.join(others[:SHOWN])}{', ...' if others[SHOWN:] else ''}); the "
+        f"first difference was looked for in {located} only: use --scenario {others[0]} for another"
+    )
 
 
 def _notices(result: CompareResult) -> tuple[Notice, ...]:
@@ -58,6 +76,9 @@ def print_verdict(result: CompareResult, console: Console) -> None:
     """The verdict in one sentence, and what was compared; also the talk beside `--json`."""
     verdict_line(console, result.outcome, verdict(result))
     facts = Facts()
+    if "inject" in result.settings:
+        fault = result.settings["inject"]
+        facts.add("Injected", f"the fault {fault} was planted on purpose", style="bold yellow")
     facts.add("Compared", _compared(result), style="dim")
     add_unserved(facts, result.scenarios)
     if result.outcome is Outcome.PASS:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from pcpbench.divergence import Divergence
 from pcpbench.records import Difference, Violation
 from pcpbench.report import units
 from pcpbench.report.arms import contract_order
@@ -26,10 +27,18 @@ def add_reasons(facts: Facts, result: ScenarioResult) -> None:
     facts.add_all("Why", left, style="bold")
 
 
-def add_differences(facts: Facts, result: ScenarioResult) -> None:
-    """The first place where each arm left its twin."""
+def add_differences(
+    facts: Facts, result: ScenarioResult, located: Divergence | None = None
+) -> None:
+    """The first output in which each arm left its twin.
+
+    located: what was looked into further; its own pair has been told.
+    """
     for difference in result.first_differences:
-        facts.add("First difference", difference_text(difference), style="bold")
+        if located is None:
+            facts.add("First difference", difference_text(difference), style="bold")
+        elif (difference.arm, difference.twin) != (located.accusation.arm, located.accusation.twin):
+            facts.add("Also", difference_text(difference))
 
 
 def difference_text(difference: Difference) -> str:

@@ -29,6 +29,7 @@ def compare_json(result: CompareResult) -> str:
         "base": result.base,
         "candidate": result.candidate,
         "dispatch": run_totals(result.scenarios),
+        "divergence": result.divergence,
         "scenarios": [_scenario(scenario) for scenario in result.scenarios],
     }
     return to_json(document)

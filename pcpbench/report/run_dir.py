@@ -46,11 +46,18 @@ class RunDir:
 
     def write_text(self, name: str, text: str) -> None:
         """Write a whole file, or replace it: a reader finds the old text or the new, never half."""
-        target, part = self.path / name, self.path / f".{name}.part"
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """The same for any file; `name` may begin with a directory, which is made."""
+        target = self.path / name
+        part = target.with_name(f".{target.name}.part")
         with self._told(name):
             try:
-                with part.open("w", encoding="utf-8", newline="") as stream:
-                    stream.write(text)
+                if target.parent != self.path:
+                    target.parent.mkdir(exist_ok=True)
+                with part.open("wb") as stream:
+                    stream.write(data)
                     stream.flush()
                     os.fsync(stream.fileno())
                 os.replace(part, target)

@@ -12,22 +12,36 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from pcpbench.divergence import Divergence
 from pcpbench.report import units
 from pcpbench.report.arms import base_arm, find_arm
 from pcpbench.report.console import Facts, badge
 from pcpbench.report.dispatch_view import add_dispatch
+from pcpbench.report.divergence_view import add_divergence
 from pcpbench.report.findings_view import add_differences, add_reasons, add_violations
 from pcpbench.report.scenario_tables import arm_table, drift_table, has_times
 from pcpbench.results import ArmSummary, Outcome, ScenarioResult
 
 
-def print_scenario(console: Console, result: ScenarioResult, base: str, candidate: str) -> None:
-    """Print one scenario. base, candidate: the two arms, as asked or as labelled."""
+def print_scenario(
+    console: Console,
+    result: ScenarioResult,
+    base: str,
+    candidate: str,
+    divergence: Divergence | None = None,
+) -> None:
+    """Print one scenario. base, candidate: the two arms, as asked or as labelled.
+
+    divergence: of the comparison; shown if it is this scenario's.
+    """
     arms = [find_arm(result, name) for name in (base, candidate)]
     known = [arm for arm in arms if arm is not None]
     broken, after = Facts(), Facts()
+    located = divergence if divergence and divergence.scenario == result.scenario else None
+    if located is not None:
+        add_divergence(broken, located)
     add_reasons(broken, result)
-    add_differences(broken, result)
+    add_differences(broken, result, located)
     add_violations(broken, result)
     if result.outcome is not Outcome.PASS:
         what = (

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 
 import torch
 
@@ -15,6 +16,7 @@ from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.faults.fault import Fault
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.compare_files import CompareFiles
@@ -23,8 +25,10 @@ from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CompareRequest
-from pcpbench.results import CompareResult, ScenarioResult, overall
+from pcpbench.results import CompareResult, Outcome, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
+from pcpbench.session.divergence import Locator
+from pcpbench.session.inject import fault_named, in_words, planted_stand
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.settings import idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
@@ -42,6 +46,7 @@ def run_compare(request: CompareRequest) -> int:
     target = BuiltinTarget(device, backend)
     plans = plan_scenarios(request)
     ladder = build_ladder(request.base, request.candidate)
+    fault = fault_named(request.inject, request.options) if request.inject else None
     builder = StandBuilder(target, ladder, request.options, str(device))
     for plan in plans:
         builder.check(plan)
@@ -50,6 +55,7 @@ def run_compare(request: CompareRequest) -> int:
         "feed": request.feed,
         "repetitions": request.repetitions,
         "check": request.checks,
+        **({"inject": fault.name} if fault is not None else {}),
     }
     with one_thread(device):
         environment = environment_of(device)
@@ -61,7 +67,8 @@ def run_compare(request: CompareRequest) -> int:
             environment=environment,
             async_device=device.type != "cpu",
         ) as files:
-            scenarios = _run_scenarios(request, plans, builder, files, device)
+            locator = Locator(request, target, backend.name, device, files, environment)
+            scenarios = _run_scenarios(request, plans, builder, files, device, fault, locator)
             outcome, reasons = overall(scenarios)
             result = CompareResult(
                 base=ladder.base,
@@ -71,7 +78,12 @@ def run_compare(request: CompareRequest) -> int:
                 scenarios=scenarios,
                 settings=settings,
                 environment=environment,
-                notices=(*idle_settings(request.options), *builder.notices),
+                notices=(
+                    *idle_settings(request.options),
+                    *builder.notices,
+                    *locator.notices,
+                ),
+                divergence=locator.divergence,
                 wall_s=time.perf_counter() - start,
                 run_dir=str(files.path),
             )
@@ -105,20 +117,30 @@ def _run_scenarios(
     builder: StandBuilder,
     files: CompareFiles,
     device: torch.device,
+    fault: Fault | None,
+    locator: Locator,
 ) -> tuple[ScenarioResult, ...]:
-    clock = make_clock(device)
+    clock, num_hits = make_clock(device), 0
     results = []
     with make_progress() as progress:
         for plan in plans:
-            stand = builder.stand_for(plan)
-            progress.start(plan.scenario, _num_units(plan, stand, request))
-            trial = _trial(request, plan, stand, clock, progress)
-            result = trial.run()
+            if fault is not None:
+                builder.forget()  # what the last scenario's fault has touched
+            with planted_stand(fault, partial(builder.stand_for, plan)) as (stand, site):
+                progress.start(plan.scenario, _num_units(plan, stand, request))
+                trial = _trial(request, plan, stand, clock, progress)
+                result = trial.run()
+            num_hits += site.num_hits
             files.add_scenario(
                 result, plan, trial.records, trial.timings, trial.step_drifts, trial.step_audits
             )
             progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
             results.append(result)
+            if result.outcome is Outcome.FAIL and locator.divergence is None:
+                progress.say(f"{plan.scenario}: looking for the first difference")
+                locator.locate(result, plan, stand.pairs, trial.tokens)
+    if fault is not None and not num_hits:
+        locator.tell("inject", f"{fault.name} never acted here; it does in {in_words(fault)}.")
     return tuple(results)
 
 

@@ -50,10 +50,20 @@ class Stand:
 
 
 class StandBuilder:
-    """Builds stands and reuses the one of the last scenario if the limits are the same."""
+    """Builds stands and reuses the one of the last scenario if the limits are the same.
 
-    def __init__(self, target: Target, ladder: Ladder, options: EngineOptions, device: str) -> None:
-        self._target, self._ladder = target, ladder
+    taps: build arms that keep their intermediate results.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        ladder: Ladder,
+        options: EngineOptions,
+        device: str,
+        taps: bool = False,
+    ) -> None:
+        self._target, self._ladder, self._taps = target, ladder, taps
         self._options, self._device = options, device
         self._built: dict[EngineConfig, Stand] = {}
         self._notices: dict[Notice, None] = {}
@@ -89,13 +99,17 @@ class StandBuilder:
             self._built[key] = self._build(plan)
         return self._built[key]
 
+    def forget(self) -> None:
+        """Build anew for the next plan, whatever its limits are."""
+        self._built.clear()
+
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
         setups = []
         captures = {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
-            arm = self._target.build(spec.label, config, replays=spec.replays)
+            arm = self._target.build(spec.label, config, replays=spec.replays, taps=self._taps)
             captures[spec.label] = _capture(arm)
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse

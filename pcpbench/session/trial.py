@@ -6,7 +6,8 @@ Owns the order of a scenario's passes. Knows no file and no console.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
@@ -23,8 +24,37 @@ from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
 
 
+class Watcher(Protocol):
+    """Looks at the arms after each step, in the order of the plan."""
+
+    def start(self, views: Mapping[str, KvArrays]) -> None:
+        """The caches before the first step."""
+
+    def observe(
+        self,
+        step: StepPlan,
+        judge: ScenarioJudge,
+        records: Mapping[str, StepRecord],
+        views: Mapping[str, KvArrays],
+    ) -> None:
+        """A step that all arms have run and the judge has judged."""
+
+
+class _Nobody:
+    """A watcher that does not look."""
+
+    def start(self, views: Mapping[str, KvArrays]) -> None:
+        pass
+
+    def observe(self, *_: object) -> None:
+        pass
+
+
 class Trial:
-    """Runs one scenario; afterwards `records` and `timings` hold what its steps left."""
+    """Runs one scenario; afterwards `records` and `timings` hold what its steps left.
+
+    tokens: what to feed on, one list a step, where no arm of the stand is the teacher.
+    """
 
     def __init__(
         self,
@@ -38,11 +68,14 @@ class Trial:
         async_device: bool = False,
         checks: str = "quick",
         on_step: Callable[[], None] = lambda: None,
+        tokens: Sequence[Sequence[int]] | None = None,
+        watcher: Watcher | None = None,
     ) -> None:
         self.plan, self.stand, self.clock = plan, stand, clock
         self.repetitions, self.on_step = repetitions, on_step
         self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
+        self._given, self._watcher = tokens, watcher or _Nobody()
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
         self._tokens: list[list[int]] = []
@@ -81,6 +114,11 @@ class Trial:
                 self._check_timed,
             )
         return self._judge.finish(self.timings, wall_s=time.perf_counter() - start)
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """Tokens that fed all arms, one list a finished step; empty where each fed itself."""
+        return [] if self.teacher is None else self._tokens
 
     @property
     def step_drifts(self) -> list[StepDrift]:
@@ -133,11 +171,12 @@ class Trial:
             arm.start(self.plan)
         views = self._views()
         self._judge.observe_start(views, self._tables(), self.stand.captures)
+        self._watcher.start(views)
         live = self._live_slots() if self.is_full else {}
         looks = SecondLooks(self._judge, self.plan.scenario)
         for step in self.plan.steps:
             records: dict[str, StepRecord] = {}
-            forced: list[int] | None = None
+            forced = self._given_at(step)
             for label, arm in self.stand.arms.items():
                 try:
                     arm.execute(step, forced)
@@ -146,13 +185,15 @@ class Trial:
                     self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
                 self._judged[label, step.index] = arm.sampled()
-                if label == self.teacher:
+                if label == self.teacher and self._given is None:
                     forced = arm.sampled()
                 self.on_step()
-            self._tokens.append(forced or [])
+            self._tokens.append(list(forced or []))
             views = self._views()
             self._judge.observe_step(step, records, views, self._tables())
             self._judge.observe_kv(step, records, views)
+            self._judge.feed([r.req_id for r in step.scheduled if r.samples], forced or [])
+            self._watcher.observe(step, self._judge, records, views)
             self.records.extend(records.values())
             for label, slots in live.items():
                 slots.advance(step)
@@ -165,6 +206,12 @@ class Trial:
                     self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
         return False
+
+    def _given_at(self, step: StepPlan) -> Sequence[int] | None:
+        """Tokens to feed on that were settled before; none for a step that was never finished."""
+        if self._given is None or step.index >= len(self._given):
+            return None
+        return self._given[step.index] if step.scheduled else None
 
     def _views(self) -> dict[str, KvArrays]:
         return {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}

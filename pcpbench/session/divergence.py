@@ -1,0 +1,254 @@
+"""Finds where an accused arm first left its twin: runs the two alone again, with taps.
+
+Owns the way from a failed scenario to a `Divergence`, and the one re-run that `compare` and `repro`
+share. Nothing here runs for a scenario that did not fail.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from pcpbench.checks.accusation import first_accusation
+from pcpbench.checks.metadata import METADATA, metadata_difference
+from pcpbench.checks.probe import Probe
+from pcpbench.checks.setup import ArmSetup, Pair
+from pcpbench.checks.tap_compare import TapFinding
+from pcpbench.device.clock import make_clock
+from pcpbench.divergence import Accusation, Divergence, TensorDifference
+from pcpbench.plan import ScenarioPlan
+from pcpbench.records import Environment, Notice
+from pcpbench.report.compare_files import CompareFiles
+from pcpbench.request import CompareRequest, EngineOptions
+from pcpbench.results import Outcome, ScenarioResult
+from pcpbench.session.bundle import DIRECTORY, Case, bundle_files, make_bundle
+from pcpbench.session.inject import fault_named, planted_stand
+from pcpbench.session.ladder import Ladder, build_ladder
+from pcpbench.session.stand import Stand, StandBuilder
+from pcpbench.session.trial import Trial
+from pcpbench.targets.protocol import Target
+
+
+@dataclass
+class Location:
+    """What a re-run showed. arrays: both sides' values by name, such as `tap_found`."""
+
+    divergence: Divergence
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+
+
+class Locator:
+    """Looks for the first difference of the first scenario that fails, and keeps it as a bundle.
+
+    `divergence`: what was found. `notices`: why nothing was, and what else is to be told. A search
+    that fails changes no verdict.
+    """
+
+    def __init__(
+        self,
+        request: CompareRequest,
+        target: Target,
+        backend: str,
+        device: torch.device,
+        files: CompareFiles,
+        environment: Environment,
+    ) -> None:
+        self._request, self._target, self._device = request, target, device
+        self._options = replace(request.options, device=str(device), backend=backend)
+        self._files, self._environment = files, environment
+        self.divergence: Divergence | None = None
+        self.notices: list[Notice] = []
+
+    def locate(
+        self,
+        result: ScenarioResult,
+        plan: ScenarioPlan,
+        pairs: Sequence[Pair],
+        tokens: Sequence[Sequence[int]],
+    ) -> None:
+        """Run the accused pair of a failed scenario again and write the bundle.
+
+        tokens: what fed the arms, one list a step; empty where each fed itself.
+        """
+        case = make_case(self._request, self._options, result, plan, pairs, tokens)
+        if case is None:
+            return
+        try:
+            found = locate(case, self._target, self._device)
+        except Exception as error:  # whatever a broken engine does: the verdict stands
+            self.tell(
+                "divergence",
+                f"the first difference of {plan.scenario} was not found: "
+                f"the run of {case.accusation.arm} alone broke off with {error!r}.",
+            )
+            return
+        bundle = make_bundle(case, found.divergence, self._environment)
+        path = self._files.add_files(DIRECTORY, bundle_files(bundle, found.arrays))
+        self.divergence = replace(found.divergence, bundle=str(path))
+
+    def tell(self, setting: str, message: str) -> None:
+        """Add a notice to the run."""
+        self.notices.append(Notice(setting=setting, message=message))
+
+
+@dataclass
+class _Rerun:
+    """A trial of the two arms that has ended, and what its probe saw."""
+
+    result: ScenarioResult
+    probe: Probe
+
+
+def make_case(
+    request: CompareRequest,
+    options: EngineOptions,
+    result: ScenarioResult,
+    plan: ScenarioPlan,
+    pairs: Sequence[Pair],
+    tokens: Sequence[Sequence[int]],
+) -> Case | None:
+    """What to run again after a failed scenario; None where no step is accused of anything.
+
+    options: with device and backend resolved.
+    """
+    accusation = first_accusation(result, pairs)
+    if accusation is None:
+        return None
+    # A timed run can be the only one to go wrong; it runs over the whole scenario.
+    timed = accusation.contract == "C14" and accusation.tensor == "sampled"
+    last = plan.steps[-1].index if timed else accusation.last_step
+    return Case(
+        options=options,
+        base=request.base,
+        candidate=request.candidate,
+        accusation=accusation,
+        plan=replace(plan, steps=tuple(step for step in plan.steps if step.index <= last)),
+        tokens=tuple(tuple(each) for each in tokens[: last + 1]),
+        feed=request.feed,
+        checks=request.checks,
+        repetitions=int(timed),
+        fault=request.inject or "",
+    )
+
+
+def locate(case: Case, target: Target, device: torch.device) -> Location:
+    """Run the accused pair up to the step, with taps; without them where taps hide it.
+
+    Raises what building and running engines can raise.
+    """
+    rerun = _run(case, target, device, taps=True)
+    reproduced = "with taps"
+    if not _fails(rerun, case):
+        rerun = _run(case, target, device, taps=False)
+        reproduced = "without taps" if _fails(rerun, case) else "no"
+    return _location(case, rerun, reproduced)
+
+
+def pair_ladder(case: Case) -> Ladder:
+    """The ladder of a comparison, cut down to the accused arm and its twin."""
+    whole, accusation = build_ladder(case.base, case.candidate), case.accusation
+    names = (accusation.twin, accusation.arm)
+    return Ladder(
+        arms=tuple(spec for spec in whole.arms if spec.label in names),
+        pairs=tuple(p for p in whole.pairs if (p.twin, p.arm) == names),
+        base=accusation.twin or accusation.arm,
+        candidate=accusation.arm,
+    )
+
+
+def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Rerun:
+    """The whole trial of the two arms, with every check that the first one had."""
+    fault = fault_named(case.fault, case.options) if case.fault else None
+    builder = StandBuilder(target, pair_ladder(case), case.options, str(device), taps)
+    with planted_stand(fault, lambda: builder.stand_for(case.plan)) as (stand, _):
+        probe = _probe(case, stand)
+        trial = Trial(
+            case.plan,
+            stand,
+            make_clock(device),
+            dtype=case.options.dtype,
+            teacher_forced=case.feed == "teacher-forced",
+            repetitions=case.repetitions,
+            async_device=stand.is_async,
+            checks=case.checks,
+            tokens=case.tokens or None,
+            watcher=probe,
+        )
+        result = trial.run()
+    return _Rerun(result, probe)
+
+
+def _probe(case: Case, stand: Stand) -> Probe:
+    return Probe(
+        case.accusation,
+        {setup.name: setup for setup in stand.setups},
+        case.options.dtype,
+        lambda: {name: arm.taps() for name, arm in stand.arms.items()},
+    )
+
+
+def _fails(rerun: _Rerun, case: Case) -> bool:
+    """Whether the judge found something again; under capture drift a tap alone is enough."""
+    if rerun.result.outcome is Outcome.FAIL:
+        return True
+    return case.accusation.kind == "capture" and rerun.probe.tap is not None
+
+
+def _location(case: Case, rerun: _Rerun, reproduced: str) -> Location:
+    probe, accusation = rerun.probe, case.accusation
+    divergence = Divergence(
+        scenario=case.plan.scenario, accusation=accusation, reproduced=reproduced, fault=case.fault
+    )
+    metadata = probe.metadata or _told_by_result(rerun.result, accusation)
+    if reproduced == "no":
+        divergence = replace(divergence, judged=_accused(accusation))
+    else:
+        divergence = replace(
+            divergence,
+            metadata=None if metadata is None else metadata.difference,
+            tap=None if probe.tap is None else probe.tap.difference,
+            judged=_accused(accusation) if probe.output is None else probe.output.difference,
+            kv=probe.kv.first,
+        )
+    first = divergence.first
+    at = accusation.step if first is None else first.step
+    divergence = replace(
+        divergence,
+        plan=next((step for step in case.plan.steps if step.index == at), None),
+        ran_as=_ran_as(probe, probe.arm, at),
+        twin_ran_as="" if probe.twin is None else _ran_as(probe, probe.twin, at),
+    )
+    return Location(divergence, {} if reproduced == "no" else probe.arrays)
+
+
+def _told_by_result(result: ScenarioResult, accusation: Accusation) -> TapFinding | None:
+    """A broken contract that no step's record shows: at capture, or in a step that broke off."""
+    for found in result.violations:
+        if found.arm == accusation.arm and found.contract in METADATA:
+            return metadata_difference(found, None, None)
+    return None
+
+
+def _accused(accusation: Accusation) -> TensorDifference:
+    """The judge's finding as it stands."""
+    return TensorDifference(
+        step=accusation.step,
+        rank=accusation.rank,
+        layer=accusation.layer,
+        op="",
+        tensor=accusation.tensor,
+        against=accusation.twin or "plan",
+        message=accusation.message,
+    )
+
+
+def _ran_as(probe: Probe, setup: ArmSetup, step: int) -> str:
+    label = probe.descriptors.get((setup.name, step), "")
+    if label == "NONE":
+        return "eager"
+    return f"eager, padded to {label}" if label and setup.padded_like is not None else label
