@@ -53,6 +53,12 @@ Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N
 Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
 Launcher = Annotated[str, typer.Option("--launcher", help="inproc: all ranks run in this process.")]
+Check = Annotated[
+    str,
+    typer.Option(
+        "--check", help="quick: what one run shows; full: also second replays and poisoned runs."
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
@@ -161,13 +167,7 @@ def compare(
         int,
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
-    check: Annotated[
-        str,
-        typer.Option(
-            "--check",
-            help="quick: what one run shows; full: also second replays and poisoned runs.",
-        ),
-    ] = "quick",
+    check: Check = "quick",
     inject: Annotated[
         str | None,
         typer.Option(
@@ -222,9 +222,7 @@ def repro(
     bundle: Annotated[
         Path, typer.Argument(help="The divergence/ directory of a run, or the run's directory.")
     ],
-    json: Annotated[
-        bool, typer.Option("--json", help="Print the finding as JSON on stdout instead.")
-    ] = False,
+    json: Json = False,
 ) -> None:
     """Run the two arms of a failed scenario again, up to the step where they parted.
 
@@ -309,13 +307,7 @@ def faults_run(
         int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
     ] = None,
     device: Device = "auto",
-    check: Annotated[
-        str,
-        typer.Option(
-            "--check",
-            help="quick: what one run shows; full: also second replays and poisoned runs.",
-        ),
-    ] = "quick",
+    check: Check = "quick",
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,

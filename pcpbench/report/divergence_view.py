@@ -105,6 +105,11 @@ def add_divergence(facts: Facts, divergence: Divergence, label: str = "First dif
                 add_values(facts, other)
     if divergence.kv is not None:
         facts.add("First bad KV", kv_text(divergence.kv))
+    _add_surroundings(facts, divergence)
+
+
+def _add_surroundings(facts: Facts, divergence: Divergence) -> None:
+    """What the step was, how surely it was found, and how to run into it again."""
     if divergence.plan is not None:
         facts.add("Plan", plan_text(divergence.plan))
     if divergence.ran_as:

@@ -146,6 +146,13 @@ def test_an_idle_step_may_write_the_null_block_only(kit):
             arrays[0][0].reshape(-1, WIDTH)[4] = 7.0
 
     assert origin(kit, *pair(kit, pcp=2), "padding", null, plan).first is None
+
+    def not_finite(step, arrays):
+        if step.idle:
+            arrays[1][1][0, 2] = np.nan
+
+    first = origin(kit, *pair(kit, pcp=2), "padding", not_finite, plan).first
+    assert (first.what, first.phase, first.layer, first.slot) == ("non-finite", "dummy", 1, 2)
     first = origin(kit, *pair(kit, pcp=2), "padding", live, plan).first
     assert (first.what, first.phase, first.req_id, first.position) == (
         "unplanned", "dummy", "r0", 0,
