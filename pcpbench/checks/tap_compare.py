@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from pcpbench.checks.budgets import budget_of
 from pcpbench.checks.drift import FloatArray, widen
 from pcpbench.checks.oracle import StepExpectation
-from pcpbench.checks.oracle_tables import PAD
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.divergence import TensorDifference
 from pcpbench.plan import StepPlan
@@ -43,16 +42,13 @@ class TapSide:
         return {(tap.rank, tap.layer, tap.op, tap.tensor): tap for tap in self.taps}
 
     def tokens(self, tap: TapRecord) -> IntArray:
-        """The global batch's token in each row, -1 for padding and for KV that is not written."""
+        """The global batch's token in each row, -1 for padding."""
         rank = self.expected.ranks[tap.rank]
-        tokens = rank.gathered_token
-        if tap.op == "kv_cache_write":
-            tokens = np.where(rank.slot_mappings[0] != PAD, tokens, -1)
         if tap.is_gathered:
-            return tokens
+            return rank.gathered_token
         total = rank.num_tokens_after_padding
         first = self.setup.world.pcp_rank(tap.rank) * total
-        return tokens[first : first + total]
+        return rank.gathered_token[first : first + total]
 
 
 @dataclass(frozen=True)

@@ -202,6 +202,12 @@ def test_a_step_that_breaks_off_is_run_into_again(bench):
     assert divergence.first.tensor == "collectives"
 
 
+def test_what_a_replay_leaves_out_is_told_as_not_written(bench):
+    divergence = find(bench, "padding-branch-baked").divergence
+    assert divergence.first.where == (1, 0, 0, "pcp_all_gather", "latent")
+    assert divergence.first.message == "not written by full"
+
+
 def test_free_running_arms_are_run_again_on_their_own_tokens(bench, monkeypatch):
     Writes(monkeypatch, rank=1, layer=1, only_captured=True)
     divergence = find(lambda *a, **k: bench(*a, forced=False, **k)).divergence

@@ -177,3 +177,15 @@ def test_a_search_that_breaks_changes_no_verdict(tmp_path, capsys, monkeypatch):
     assert cli.run([*COMPARE, "--inject", FAULT, "--out", str(out)]) == 1
     assert "was not found" in words(capsys.readouterr().out)
     assert not (out / "divergence").exists()
+
+
+def test_the_arms_are_fed_the_tokens_of_the_bundle(run_dir, capsys):
+    """Same place, other numbers where another token is fed; the same numbers where not."""
+    shown = []
+    for shift in (0, 1):
+        edit(run_dir, lambda d, by=shift: d["case"]["tokens"].__setitem__(
+            0, [(token + by) % 256 for token in d["case"]["tokens"][0]]))  # fmt: skip
+        assert cli.run(["repro", str(run_dir), "--json"]) == 1
+        document = json.loads(capsys.readouterr().out)
+        shown.append(document["found"]["tap"]["found"] == document["recorded"]["tap"]["found"])
+    assert shown == [True, False]

@@ -1,6 +1,7 @@
 """What a trial finds on clean engines: arms, ranks, dtypes, graph modes."""
 
 import pytest
+import torch
 
 from pcpbench.results import Outcome
 
@@ -112,3 +113,51 @@ def test_a_scenario_that_failed_is_not_timed(bench, monkeypatch):
     monkeypatch.setattr(Worker, "sample", faulty)
     assert trial.run(repetitions=1).outcome is Outcome.FAIL
     assert trial.trial.timings == []
+
+
+def without_the_teacher(bench):
+    """A trial of the last two arms alone on other tokens, and what fed all four before."""
+    from dataclasses import replace
+
+    from pcpbench.device.clock import make_clock
+    from pcpbench.session.trial import Trial
+
+    trial = bench("s2-capture-edges")
+    trial.run()
+    stand, names = trial.stand, ("eager_padded[full]", "full")
+    pair = replace(
+        stand,
+        arms={name: stand.arms[name] for name in names},
+        setups=tuple(setup for setup in stand.setups if setup.name in names),
+        pairs=stand.pairs[-1:],
+        base=names[0],
+    )
+    fed = trial.trial.tokens
+    again = Trial(
+        trial.plan,
+        pair,
+        make_clock(torch.device("cpu")),
+        dtype="float32",
+        teacher_forced=True,
+        repetitions=0,
+        tokens=[[(token + 1) % 256 for token in each] for each in fed],
+    )
+    return again, fed
+
+
+def test_given_tokens_feed_the_arms_and_the_judge(bench, monkeypatch):
+    trial, fed = without_the_teacher(bench)
+    assert trial.run().outcome is Outcome.PASS
+    ids = {int(i) for r in trial.records if r.step == 1 for k in r.ranks for i in k.input_ids}
+    assert ids == {(token + 1) % 256 for token in fed[0]}
+
+    from pcpbench.engine.request_state import RequestState
+
+    update = RequestState.post_update
+
+    def another(self, slots, counts, samples, tokens):
+        update(self, slots, counts, samples, (tokens + 1) % 256)
+
+    monkeypatch.setattr(RequestState, "post_update", another)
+    result = without_the_teacher(bench)[0].run()
+    assert {v.contract for v in result.violations} == {"C3"}
