@@ -14,7 +14,8 @@ from typing import Annotated
 import typer
 
 from pcpbench import __version__
-from pcpbench.errors import PcpbenchError, UsageError
+from pcpbench.arguments import refuse_empty
+from pcpbench.errors import PcpbenchError
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
@@ -359,7 +360,7 @@ def _stop(signum: int, frame: object) -> None:
 def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
-        _refuse_empty(arguments)
+        refuse_empty(arguments)
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
@@ -384,16 +385,6 @@ def run(arguments: list[str]) -> int:
     except Exception:
         traceback.print_exc()
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
-
-
-def _refuse_empty(arguments: list[str]) -> None:
-    """No value may be empty: as a path `""` would be the working directory."""
-    for before, argument in zip(["pcpbench", *arguments], arguments, strict=False):
-        flag, equals, value = argument.partition("=")
-        is_option = flag.startswith("--") and equals != ""
-        if not (value if is_option else argument).strip():
-            after = flag if is_option else before
-            raise UsageError(f"the value after {after} is empty: give one, or leave it out.")
 
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
