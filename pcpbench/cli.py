@@ -172,8 +172,7 @@ def compare(
     inject: Annotated[
         str | None,
         typer.Option(
-            "--inject",
-            help="Plant a fault of `pcpbench faults list`, to see what a failing run looks like.",
+            "--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."
         ),
     ] = None,
     seed: Seed = 0,
