@@ -49,6 +49,8 @@ def _drifts(result: ScenarioResult) -> Iterator[Accusation]:
 def _violations(result: ScenarioResult, pairs: Sequence[Pair]) -> Iterator[Accusation]:
     for violation in result.violations:
         left = [d.step for d in result.first_differences if d.arm == violation.arm]
+        if violation.contract == "C14":  # what the next step does to outputs is seen in it
+            left.append(violation.step + 1)
         yield Accusation(
             finding="contract",
             **_pair_of(violation.arm, pairs),

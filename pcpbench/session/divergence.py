@@ -121,7 +121,9 @@ def make_case(
         return None
     # A timed run can be the only one to go wrong; it runs over the whole scenario.
     timed = accusation.contract == "C14" and accusation.tensor == "sampled"
-    last = plan.steps[-1].index if timed else accusation.last_step
+    end = plan.steps[-1].index
+    last = end if timed else min(accusation.last_step, end)
+    accusation = replace(accusation, last_step=min(accusation.last_step, end))
     return Case(
         options=options,
         base=request.base,

@@ -80,6 +80,11 @@ def test_an_arm_without_a_twin_stands_alone():
     assert "row 7" in found.message
 
 
+def test_outputs_that_the_next_step_changes_need_that_step():
+    found = first([violation("C14", "full", 3, tensor="sampled")])
+    assert (found.step, found.last_step) == (3, 4)
+
+
 def test_nothing_found_accuses_nobody():
     assert first() is None
 

@@ -55,7 +55,15 @@ class Writes:
         monkeypatch.setattr(HostGraphBackend, "capture", flagged)
 
 
-def find(bench, fault=None, between=lambda: None, scenario=SCENARIO, candidate="full", **options):
+def find(
+    bench,
+    fault=None,
+    between=lambda: None,
+    scenario=SCENARIO,
+    candidate="full",
+    checks="quick",
+    **options,
+):
     """The location of the first difference of one failing scenario."""
     trial = bench(scenario, candidate, **options)
     known = None if fault is None else all_faults()[fault]
@@ -64,13 +72,14 @@ def find(bench, fault=None, between=lambda: None, scenario=SCENARIO, candidate="
         planted = planted_stand(known, lambda: bench(scenario, candidate, **options).stand)
     with planted as (stand, _):
         trial.stand = stand
-        result = trial.run()
+        result = trial.run(checks=checks)
     assert result.outcome is Outcome.FAIL, result.reasons
     request = CompareRequest(
         base="eager",
         candidate=candidate,
         options=trial.options,
         inject=fault,
+        checks=checks,
         feed="teacher-forced" if trial.forced else "free-running",
     )
     tokens = trial.trial.tokens
@@ -206,6 +215,13 @@ def test_what_a_replay_leaves_out_is_told_as_not_written(bench):
     divergence = find(bench, "padding-branch-baked").divergence
     assert divergence.first.where == (1, 0, 0, "pcp_all_gather", "latent")
     assert divergence.first.message == "not written by full"
+
+
+def test_what_only_full_checks_show_is_judged_again(bench):
+    found = find(bench, "logits-in-graph-pool", checks="full").divergence
+    assert (found.accusation.contract, found.reproduced) == ("C14", "with taps")
+    assert found.first.where == (0, None, None, "", "logits")
+    assert found.tap is None
 
 
 def test_free_running_arms_are_run_again_on_their_own_tokens(bench, monkeypatch):
