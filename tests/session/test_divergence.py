@@ -218,7 +218,8 @@ def test_what_a_replay_leaves_out_is_told_as_not_written(bench):
 
 
 def test_what_only_full_checks_show_is_judged_again(bench):
-    found = find(bench, "logits-in-graph-pool", checks="full").divergence
+    sharded = {"pcp": 1, "tp": 4, "dcp": 4, "interleave": 2}
+    found = find(bench, "logits-in-graph-pool", checks="full", **sharded).divergence
     assert (found.accusation.contract, found.reproduced) == ("C14", "with taps")
     assert found.first.where == (0, None, None, "", "logits")
     assert found.tap is None
