@@ -96,7 +96,7 @@ def test_a_prefill_is_a_class_only_where_a_graph_was_asked_for_it(kit):
     both = CUDAGraphMode.FULL_AND_PIECEWISE
     graphs = (kit.full(4), kit.piecewise(4))
     (batch,) = audit_of(kit, 3, graphs=graphs, mode=both, choose=kit.full(4)).summary().never_served
-    assert batch.name == "batches with a prefill"
+    assert batch.name == "large batches with a prefill"
     assert batch.why == "larger than the largest captured size 4 (up to 9 tokens a rank)"
     assert batch.wanted == "PIECEWISE"
 
