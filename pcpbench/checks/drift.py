@@ -115,16 +115,20 @@ def relative_error(found: FloatArray, twin: FloatArray) -> float:
 
     Infinite where a row of zeros drifted. Non-finite places count as equal.
     """
+    return float(relative_errors(found, twin).max(initial=0.0))
+
+
+def relative_errors(found: FloatArray, twin: FloatArray) -> NDArray[np.float64]:
+    """The same of each row: [rows]."""
     if not found.size:
-        return 0.0
+        return np.zeros(0)
     shape = (-1, found.shape[-1]) if found.ndim else (1, 1)
     left, right = (_without_non_finite(side).reshape(shape) for side in (found, twin))
     worst = np.abs(left - right).max(axis=1)
     rms = np.sqrt(np.square(right).mean(axis=1))
-    drifted = worst > 0
-    if (drifted & (rms == 0)).any():
-        return float("inf")
-    return float((worst[drifted] / rms[drifted]).max(initial=0.0))
+    errors = np.where(worst > 0, np.inf, 0.0)
+    np.divide(worst, rms, out=errors, where=(worst > 0) & (rms > 0))
+    return errors
 
 
 def next_token_kl(found: FloatArray, twin: FloatArray) -> NDArray[np.float64]:

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+from pcpbench.checks.dense import DenseCheck
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.poison import POISONS, LiveSlots, Rows, broken_by_poison, compare_poisoned
@@ -16,7 +17,7 @@ from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import StepRecord, StepTiming, Violation
+from pcpbench.records import Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand
@@ -71,13 +72,14 @@ class Trial:
         tokens: Sequence[Sequence[int]] | None = None,
         watcher: Watcher | None = None,
     ) -> None:
-        self.plan, self.stand, self.clock = plan, stand, clock
+        self.plan, self.stand, self.clock, self._dtype = plan, stand, clock, dtype
         self.repetitions, self.on_step = repetitions, on_step
         self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
         self._given, self._watcher = tokens, watcher or _Nobody()
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
+        self._notices: list[Notice] = []
         self._tokens: list[list[int]] = []
         self._judged: dict[tuple[str, int], list[int]] = {}
         self._written: dict[str, list[Rows]] = {}
@@ -98,6 +100,8 @@ class Trial:
         start = time.perf_counter()
         self._find_unowned()
         broken = self._verify()
+        if not broken:
+            self._verify_dense()
         if not broken and self.is_full:
             self._verify_poisoned()
         # A scenario that failed has no speed to quote.
@@ -113,7 +117,8 @@ class Trial:
                 self.on_step,
                 self._check_timed,
             )
-        return self._judge.finish(self.timings, wall_s=time.perf_counter() - start)
+        wall_s = time.perf_counter() - start
+        return self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -212,6 +217,22 @@ class Trial:
         if self._given is None or step.index >= len(self._given):
             return None
         return self._given[step.index] if step.scheduled else None
+
+    def _verify_dense(self) -> None:
+        """Contract C18: the arm that all others are held against, computed again without cache.
+
+        That is the reference; a ladder without one has its base arm looked at.
+        """
+        arm = self.stand.arms.get("reference", self.stand.arms[self.stand.base])
+        mine = [record for record in self.records if record.arm == arm.label]
+        check = DenseCheck(self.plan, mine, self._dtype)
+        dense = arm.dense_logits(check.token_ids, check.positions)
+        if dense is None:
+            message = f"C18 was not checked: {arm.label} has no dense forward pass to compare with."
+            self._notices.append(Notice(setting="check", message=message))
+            return
+        for violation in check.compare(dense):
+            self._judge.observe_failure(violation)
 
     def _views(self) -> dict[str, KvArrays]:
         return {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}

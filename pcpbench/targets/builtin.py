@@ -15,6 +15,7 @@ from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
+from pcpbench.model.dense import dense_logits
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
@@ -127,6 +128,15 @@ class BuiltinArm:
             [table.cpu().numpy() for table in worker.block_tables.block_tables]
             for worker in self.engine.workers
         ]
+
+    def dense_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """Logits of whole sequences without cache or metadata; None where TP splits the weights."""
+        model = self.engine.workers[0].model
+        if model.tp_size > 1:
+            return None
+        return [part.cpu().numpy() for part in dense_logits(model, token_ids, positions)]
 
     def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
         """Run the last step once more; None where it computed nothing."""

@@ -84,6 +84,16 @@ class Arm(Protocol):
         """Global block tables as [rank][KV group][request slots, columns], valid until the next
         step."""
 
+    def dense_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """Logits of some positions of whole sequences, by a plain forward pass (contract C18).
+
+        From the arm's weights alone: no KV cache, no metadata, nothing of the code that runs steps.
+        token_ids: sequences from position 0 on. One [len(positions), vocab] each; None where the
+        target has no such computation, or the arm's weights are split over ranks.
+        """
+
     def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
         """Run the step just executed once more on the same inputs, as it ran; None if it was idle.
 

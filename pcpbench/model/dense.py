@@ -1,0 +1,112 @@
+"""The seeded decoder as its formulas have it: whole sequences, no cache, no ranks (contract C18).
+
+Owns a second, slow computation of the same function. It takes weights from the decoder's modules
+and nothing else: no cache, no metadata, no kernel, and keys and values expanded for each head where
+the engine keeps the latent and absorbs. Norms, rotary positions and masks are formed anew. All
+arithmetic is float32; weights of a 16-bit type are widened.
+
+Shape letters: T tokens of all sequences, L of one, H heads, r = kv_lora_rank, p = rotary part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from pcpbench.model.decoder import DecoderLayer, MLAAttention, MLADecoder
+from pcpbench.model.layers import RMSNorm
+from pcpbench.model.presets import ModelShape
+
+MAX_SCORES: Final = 2**24
+"""Attention scores formed at once; longer sequences take their queries in pieces."""
+
+
+@torch.inference_mode()
+def dense_logits(
+    model: MLADecoder, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Logits of some positions of whole sequences, each seeing itself and all before it.
+
+    token_ids: sequences, each from position 0 on. positions: which of each to return logits of.
+    One float32 [len(positions), vocab] a sequence. Raises ValueError for a model that holds one TP
+    rank's share of the weights.
+    """
+    if model.tp_size > 1:
+        raise ValueError(f"the model holds 1 of {model.tp_size} shares of the weights: use tp 1")
+    lengths = [len(tokens) for tokens in token_ids]
+    flat = [token for tokens in token_ids for token in tokens]
+    device = model.embedding.device
+    x = model.embedding[torch.tensor(flat, dtype=torch.int64, device=device)].float()
+    places = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
+    angles = _angles(places.to(device), model.shape)
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        normed = _norm(x, layer.input_norm, model.shape)
+        x = x + _attention(normed, layer.attention, model.shape, angles, lengths)
+        normed = _norm(x, layer.post_norm, model.shape)
+        gate, up = (normed @ layer.w_gate_up.float()).chunk(2, -1)
+        x = x + (gate * gate.sigmoid() * up) @ layer.w_down.float()
+    chosen = [
+        part[torch.tensor(wanted, dtype=torch.int64, device=device)]
+        for part, wanted in zip(x.split(lengths), positions, strict=True)
+    ]
+    logits = _norm(torch.cat(chosen), model.norm, model.shape) @ model.lm_head.float()
+    return list(logits.split([len(wanted) for wanted in positions]))
+
+
+def _norm(x: Tensor, norm: RMSNorm, shape: ModelShape) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) * weight; the module keeps weight * sqrt(n)."""
+    weight = norm.scaled_weight.float() / x.shape[-1] ** 0.5
+    return x * (x.square().mean(-1, keepdim=True) + shape.rms_norm_eps).rsqrt() * weight
+
+
+def _angles(places: Tensor, shape: ModelShape) -> Tensor:
+    """float64 [T, 1, p / 2]: how far each pair of the rotary part is turned."""
+    half = shape.qk_rope_head_dim // 2
+    steps = torch.arange(half, dtype=torch.float64, device=places.device) / half
+    return (places[:, None] / shape.rope_theta**steps).unsqueeze(1)
+
+
+def _rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """x: [T, heads, p]; neighbours (even, odd) are turned as a point in the plane."""
+    cos, sin = angles.cos().float(), angles.sin().float()
+    even, odd = x[..., 0::2], x[..., 1::2]
+    return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
+
+
+def _attention(
+    x: Tensor, attention: MLAAttention, shape: ModelShape, angles: Tensor, lengths: list[int]
+) -> Tensor:
+    """x: [T, hidden], normed; the layer's addition to the residual [T, hidden]."""
+    heads, rank = shape.num_attention_heads, shape.kv_lora_rank
+    rope, nope = shape.qk_rope_head_dim, shape.qk_nope_head_dim
+    q_rope, k_rope, q_nope, latent = (x @ attention.w_qkv.float()).split(
+        [heads * rope, rope, heads * nope, rank], -1
+    )
+    latent = _norm(latent, attention.kv_norm, shape)
+    q = torch.cat((q_nope.unflatten(-1, (heads, nope)),
+                   _rotate(q_rope.unflatten(-1, (heads, rope)), angles)), -1)  # fmt: skip
+    k_nope = torch.einsum("tr,hnr->thn", latent, attention.w_uk.float())
+    k_rope = _rotate(k_rope.unsqueeze(1), angles).expand(-1, heads, -1)
+    k = torch.cat((k_nope, k_rope), -1)
+    v = torch.einsum("tr,hrv->thv", latent, attention.w_uv.float())
+    parts = [part.split(lengths) for part in (q, k, v)]
+    values = torch.cat([_causal(*sequence) for sequence in zip(*parts, strict=True)])
+    return values.flatten(1) @ attention.w_o.float()
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence."""
+    length, heads, width = q.shape
+    q, k, v = (part.transpose(0, 1) for part in (q, k, v))
+    piece = max(1, MAX_SCORES // (heads * length))
+    values = []
+    for start in range(0, length, piece):
+        end = min(start + piece, length)
+        scores = q[:, start:end] @ k[:, :end].mT / width**0.5
+        ahead = torch.ones((end - start, end), dtype=torch.bool, device=q.device).triu(start + 1)
+        values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])
+    return torch.cat(values, 1).transpose(0, 1)
