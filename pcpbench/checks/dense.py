@@ -131,9 +131,7 @@ class DenseCheck:
     @property
     def token_ids(self) -> list[list[int]]:
         """The chosen requests' tokens: prompt and generated ones, up to the last position."""
-        return [
-            found.all_tokens()[: max(found.rows) + 1] for found in self._samples.values()
-        ]
+        return [found.all_tokens()[: max(found.rows) + 1] for found in self._samples.values()]
 
     @property
     def positions(self) -> list[list[int]]:

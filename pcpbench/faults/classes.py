@@ -58,6 +58,8 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("aiter 5393", "vllm-rbln 951")),
     "K32": FaultClass("a replay counts on what earlier work left in shared memory",
                       ("aiter 4494", "aiter 4715", "flashinfer 4553")),
+    "K33": FaultClass("wrong on every arm alike, and at one with its own metadata",
+                      ("vllm 37076", "vllm 39146", "onnxruntime-genai 2354", "tpu-inference 125")),
 }  # fmt: skip
 
 PCP: Final = Setting()

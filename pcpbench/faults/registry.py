@@ -16,6 +16,7 @@ from pcpbench.faults import (
     dcp,
     dispatch,
     dummies,
+    everywhere,
     graphs,
     lifetimes,
     numerics,
@@ -44,6 +45,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *dcp.FAULTS,
             *collectives.FAULTS,
             *partition.FAULTS,
+            *everywhere.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

@@ -10,6 +10,7 @@ Shape letters: T tokens of all sequences, L of one, H heads, r = kv_lora_rank, p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -51,15 +52,15 @@ def dense_logits(
         x = x + (gate * gate.sigmoid() * up) @ layer.w_down.float()
     chosen = [
         part[torch.tensor(wanted, dtype=torch.int64, device=device)]
-        for part, wanted in zip(x.split(lengths), positions, strict=True)
+        for part, wanted in zip(x.split_with_sizes(lengths), positions, strict=True)
     ]
     logits = _norm(torch.cat(chosen), model.norm, model.shape) @ model.lm_head.float()
-    return list(logits.split([len(wanted) for wanted in positions]))
+    return list(logits.split_with_sizes([len(wanted) for wanted in positions]))
 
 
 def _norm(x: Tensor, norm: RMSNorm, shape: ModelShape) -> Tensor:
     """x / sqrt(mean(x^2) + eps) * weight; the module keeps weight * sqrt(n)."""
-    weight = norm.scaled_weight.float() / x.shape[-1] ** 0.5
+    weight = norm.scaled_weight.float() / math.sqrt(x.shape[-1])
     return x * (x.square().mean(-1, keepdim=True) + shape.rms_norm_eps).rsqrt() * weight
 
 
@@ -83,17 +84,17 @@ def _attention(
     """x: [T, hidden], normed; the layer's addition to the residual [T, hidden]."""
     heads, rank = shape.num_attention_heads, shape.kv_lora_rank
     rope, nope = shape.qk_rope_head_dim, shape.qk_nope_head_dim
-    q_rope, k_rope, q_nope, latent = (x @ attention.w_qkv.float()).split(
+    q_rope, k_rope, q_nope, latent = (x @ attention.w_qkv.float()).split_with_sizes(
         [heads * rope, rope, heads * nope, rank], -1
     )
     latent = _norm(latent, attention.kv_norm, shape)
-    q = torch.cat((q_nope.unflatten(-1, (heads, nope)),
-                   _rotate(q_rope.unflatten(-1, (heads, rope)), angles)), -1)  # fmt: skip
+    q = torch.cat((q_nope.reshape(-1, heads, nope),
+                   _rotate(q_rope.reshape(-1, heads, rope), angles)), -1)  # fmt: skip
     k_nope = torch.einsum("tr,hnr->thn", latent, attention.w_uk.float())
     k_rope = _rotate(k_rope.unsqueeze(1), angles).expand(-1, heads, -1)
     k = torch.cat((k_nope, k_rope), -1)
     v = torch.einsum("tr,hrv->thv", latent, attention.w_uv.float())
-    parts = [part.split(lengths) for part in (q, k, v)]
+    parts = [part.split_with_sizes(lengths) for part in (q, k, v)]
     values = torch.cat([_causal(*sequence) for sequence in zip(*parts, strict=True)])
     return values.flatten(1) @ attention.w_o.float()
 
@@ -106,7 +107,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     values = []
     for start in range(0, length, piece):
         end = min(start + piece, length)
-        scores = q[:, start:end] @ k[:, :end].mT / width**0.5
+        scores = q[:, start:end] @ k[:, :end].mT / math.sqrt(width)
         ahead = torch.ones((end - start, end), dtype=torch.bool, device=q.device).triu(start + 1)
         values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])
     return torch.cat(values, 1).transpose(0, 1)
