@@ -3,7 +3,8 @@
 Owns which contracts exist, what each costs, and the loop over them. A contract is a function from a
 `StepView` to violations; those on metadata, tables and dispatch have modules of their own. What
 needs more than one step's record is not in the registry: C9, C14 and C15 are in write_set.py, C16
-in poison.py, and `ScenarioJudge` raises C13. C12 is not checked: there are no microbatches.
+in poison.py, C18 in dense.py, and `ScenarioJudge` raises C13. C12 is not checked: there are no
+microbatches.
 """
 
 from __future__ import annotations
