@@ -67,13 +67,13 @@ class Planted:
         self._token, self._execute = torch.zeros(1), arm.engine.execute
         arm.engine.execute = self._slower  # type: ignore[method-assign]
 
-    def _slower(self, step: StepPlan, forced: Sequence[int] | None = None) -> StepOutput:
+    def _slower(self, step: StepPlan, *feed: Sequence[int] | None) -> StepOutput:
         python_s, kernel_s = self.costs
         if python_s:
             spin(python_s)
         if kernel_s:
             torch.ops.pcpbench_benchmarks.wait(self._token, kernel_s)
-        return self._execute(step, forced)
+        return self._execute(step, *feed)
 
 
 def main() -> None:

@@ -50,6 +50,9 @@ CaptureSizes = Annotated[
 MaxNumSeqs = Annotated[
     int | None, typer.Option("--max-num-seqs", help="Most requests in one step.")
 ]
+SpecTokens = Annotated[
+    int, typer.Option("--spec-tokens", help="Draft tokens each decode verifies, such as 3.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
@@ -100,6 +103,7 @@ def capture(
     dtype: Dtype = "float32",
     capture_sizes: CaptureSizes = None,
     max_num_seqs: MaxNumSeqs = None,
+    spec_tokens: SpecTokens = 0,
     device: Device = "auto",
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
@@ -121,6 +125,7 @@ def capture(
             dtype=dtype,
             capture_sizes=capture_sizes,
             max_num_seqs=max_num_seqs,
+            spec_tokens=spec_tokens,
             device=device,
             backend=backend,
             launcher=launcher,
@@ -154,6 +159,7 @@ def compare(
     dtype: Dtype = "float32",
     capture_sizes: CaptureSizes = None,
     max_num_seqs: MaxNumSeqs = None,
+    spec_tokens: SpecTokens = 0,
     device: Device = "auto",
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
@@ -199,6 +205,7 @@ def compare(
             dtype=dtype,
             capture_sizes=capture_sizes,
             max_num_seqs=max_num_seqs,
+            spec_tokens=spec_tokens,
             device=device,
             backend=backend,
             launcher=launcher,
@@ -306,6 +313,9 @@ def faults_run(
     interleave: Annotated[
         int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
     ] = None,
+    spec_tokens: Annotated[
+        int | None, typer.Option("--spec-tokens", help="Draft tokens of a decode.")
+    ] = None,
     device: Device = "auto",
     check: Check = "quick",
     markdown: Annotated[
@@ -322,6 +332,7 @@ def faults_run(
         tp=tp,
         dcp=dcp,
         interleave=interleave,
+        spec_tokens=spec_tokens,
         device=device,
         checks=check,
         markdown=markdown,

@@ -15,6 +15,7 @@ from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRESETS = ("tiny", "small", "v2-lite-layer")
+MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
@@ -138,6 +139,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         if self.model_config.preset not in PRESETS:
             raise UsageError(
                 f"--model is {self.model_config.preset!r}: use one of {', '.join(PRESETS)}."
+            )
+        limit = self.scheduler_config.max_num_batched_tokens
+        if self.decode_query_len > limit:
+            raise UsageError(
+                f"--spec-tokens is {self.num_speculative_tokens}: a decode of "
+                f"{self.decode_query_len} tokens does not fit a step of {limit}."
             )
         for size in self.compilation_config.cudagraph_capture_sizes:
             if size < 1:

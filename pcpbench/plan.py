@@ -18,6 +18,8 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prefill_len: tokens known when the request was (re)admitted: the prompt, plus what had been
     generated before a preemption. prompt_len: tokens of the prompt.
     num_draft_tokens: draft tokens among the scheduled ones (speculative decoding).
+    num_accepted_tokens: those of them that verification is to accept: the plan fixes it, and the
+    drafts are chosen so that it comes true.
     """
 
     req_id: str
@@ -26,6 +28,7 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     prefill_len: int
     prompt_len: int
     num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
     @property
     def is_prefilling(self) -> bool:
@@ -36,6 +39,21 @@ class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def samples(self) -> bool:
         """Whether the step ends with the request's next token being sampled."""
         return self.num_computed_tokens + self.num_scheduled_tokens >= self.prefill_len
+
+    @property
+    def num_logits(self) -> int:
+        """Rows of logits: one for each draft token and one for the token after them, or none."""
+        return 1 + self.num_draft_tokens if self.samples else 0
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that the step adds to the request: accepted drafts and the one after them."""
+        return 1 + self.num_accepted_tokens if self.samples else 0
+
+    @property
+    def num_rejected_tokens(self) -> int:
+        """Draft tokens whose KV is written and will be overwritten."""
+        return self.num_draft_tokens - self.num_accepted_tokens
 
 
 class NewRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -78,6 +96,16 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def num_tokens(self) -> int:
         """Scheduled tokens over all requests."""
         return sum(request.num_scheduled_tokens for request in self.scheduled)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Draft tokens over all requests."""
+        return sum(request.num_draft_tokens for request in self.scheduled)
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that the step adds to its requests."""
+        return sum(request.num_output_tokens for request in self.scheduled)
 
     @property
     def has_prefill(self) -> bool:

@@ -34,6 +34,9 @@ class RankRecord:
     hidden, sampled: as in StepRecord, but this rank's own; None where the target has only one.
     sampled_rows [num_sampled]: tokens of the global batch that were sampled from; None where the
     target cannot tell.
+    num_accepted [requests that sample]: draft tokens that this rank's device accepted.
+    num_computed_after [scheduled requests]: the device's cursors after the step. Both None for a
+    step without drafts, or where the target cannot tell.
     """
 
     rank: int
@@ -60,6 +63,8 @@ class RankRecord:
     hidden: NDArray[np.float32] | None = None
     sampled: IntArray | None = None
     sampled_rows: IntArray | None = None
+    num_accepted: IntArray | None = None
+    num_computed_after: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,10 +84,13 @@ class StepRecord:
 
     descriptor: what the step ran as. miss_reason: why no FULL graph served it ("" when one did or
     none was asked for). logits [num_sampled, vocab], widened to float32; sampled [num_sampled]
-    tokens; sampled_req_ids: whose they are. hidden: the restored hidden states [global tokens,
-    hidden], widened to float32. Ranks in rank order.
+    tokens; sampled_req_ids: whose they are, 1 + drafts rows for a request with draft tokens.
+    hidden: the restored hidden states [global tokens, hidden], widened to float32. Ranks in rank
+    order.
     num_replays: graphs launched during the step, counted where they are launched: what was chosen
     and what ran are two things. None where the target cannot tell.
+    draft_tokens: the step's draft tokens, request after request; None for a step without any, or
+    where the target cannot tell.
     """
 
     arm: str
@@ -98,6 +106,20 @@ class StepRecord:
     address_changes: tuple[AddressChange, ...] = ()
     idle: bool = False
     num_replays: int | None = None
+    draft_tokens: IntArray | None = None
+
+    @property
+    def num_accepted(self) -> int:
+        """Draft tokens accepted, over all requests."""
+        found = self.ranks[0].num_accepted if self.ranks else None
+        return 0 if found is None else int(found.sum())
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens that the step added to its requests."""
+        if self.draft_tokens is None:
+            return len(self.sampled)
+        return len(self.sampled) - len(self.draft_tokens) + self.num_accepted
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ import msgspec
 from pcpbench.config import (
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
+    MAX_SPECULATIVE_TOKENS,
     PRESETS,
     CacheConfig,
     CompilationConfig,
@@ -19,6 +20,7 @@ from pcpbench.config import (
     ModelConfig,
     ParallelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
 from pcpbench.errors import UsageError
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
@@ -45,6 +47,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     backend: str = "auto"
     launcher: str = "inproc"
     seed: int = 0
+    spec_tokens: int = 0
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -68,6 +71,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}: use a whole number from 0 to 2^63 - 1.")
+        if not 0 <= self.spec_tokens <= MAX_SPECULATIVE_TOKENS:
+            raise UsageError(
+                f"--spec-tokens is {self.spec_tokens}: use 0 to {MAX_SPECULATIVE_TOKENS} draft "
+                "tokens a decode."
+            )
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
 
     @property
@@ -114,7 +122,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         """
         sizes = self.requested_sizes
         if sizes is None:
-            sizes = default_capture_sizes(mode, max_num_seqs, max_num_batched_tokens)
+            sizes = default_capture_sizes(
+                mode, max_num_seqs, max_num_batched_tokens, 1 + self.spec_tokens
+            )
+        speculative = None
+        if self.spec_tokens:
+            speculative = SpeculativeConfig(num_speculative_tokens=self.spec_tokens)
         return EngineConfig(
             parallel_config=self.parallel_config,
             model_config=ModelConfig(
@@ -127,21 +140,28 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             compilation_config=CompilationConfig(
                 cudagraph_mode=mode, cudagraph_capture_sizes=sizes
             ),
+            speculative_config=speculative,
             device=device,
         )
 
 
 def default_capture_sizes(
-    mode: CUDAGraphMode, max_num_seqs: int, max_num_batched_tokens: int
+    mode: CUDAGraphMode, max_num_seqs: int, max_num_batched_tokens: int, query_len: int = 1
 ) -> tuple[int, ...]:
     """Sizes to capture when none are named: up to the largest decode batch or the token budget.
 
     With 16 requests and 64 tokens, decode graphs get 1, 2, 4, 8, 16 and PIECEWISE ones go on to 64.
+    All are multiples of query_len, the tokens of a decode: with two drafts 3, 6, 12, 24, 48. For
+    PIECEWISE graphs the token budget, 64, is among them all the same.
     """
     piecewise = mode.mixed_mode() is not CUDAGraphMode.NONE
-    limit = max_num_batched_tokens if piecewise else min(max_num_seqs, max_num_batched_tokens)
+    room = max_num_batched_tokens // query_len
+    limit = room if piecewise else min(max_num_seqs, room)
     sizes = {size for size in DEFAULT_CAPTURE_SIZES if size <= limit}
-    return tuple(sorted(sizes | {limit} if limit <= DEFAULT_CAPTURE_SIZES[-1] else sizes))
+    tokens = {query_len * size for size in sizes}
+    if limit <= DEFAULT_CAPTURE_SIZES[-1]:
+        tokens |= {query_len * limit, max_num_batched_tokens if piecewise else query_len * limit}
+    return tuple(sorted(tokens))
 
 
 def reference_config(config: EngineConfig) -> EngineConfig:
@@ -214,6 +234,11 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
             )
         self.options.check()
+        if self.options.spec_tokens and self.feed != FEEDS[0]:
+            raise UsageError(
+                f"--feed is {self.feed} with --spec-tokens {self.options.spec_tokens}: the drafts "
+                "are made from the reference's tokens, so use --feed teacher-forced."
+            )
         choose_scenarios(self.scenarios)
 
 

@@ -87,9 +87,9 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     decode_steps: steps without prefill. coverable: decode steps that a captured size covers,
     0 for an arm that never replays; coverable_full: those that FULL served. miss_reasons: why FULL
     did not serve steps, counted. real_tokens, padded_tokens: rank-local tokens summed over ranks
-    and steps, before and after padding. tpot, itl, ttft, step, launch, kernel: times in seconds,
-    None where not measured.
-    dispatch: the audit of its dispatch, None where nobody made one.
+    and steps, before and after padding. num_draft_tokens, num_accepted_tokens: drafts verified, and
+    those of them accepted. tpot, itl, ttft, step, launch, kernel: times in seconds, None where not
+    measured. dispatch: the audit of its dispatch, None where nobody made one.
     """
 
     arm: str
@@ -106,6 +106,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     miss_reasons: dict[str, int]
     real_tokens: int
     padded_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     tpot: Stat | None = None
     itl: Stat | None = None
     ttft: Stat | None = None

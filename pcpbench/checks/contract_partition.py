@@ -34,15 +34,20 @@ def check_partition(view: StepView) -> Iterator[Violation]:
 def _check_sampling(view: StepView) -> Iterator[Violation]:
     """A request that is due samples the best token of its last scheduled position, on every rank.
 
-    Queries of 3, 1 and 2 tokens of which the first and last are due sample from rows 2 and 5.
+    Queries of 3, 1 and 2 tokens of which the first and last are due sample from rows 2 and 5. With
+    draft tokens it samples behind each of them, too: all rows of its query.
     """
     if view.expected is None:
         return
-    ends = np.cumsum([request.num_scheduled_tokens for request in view.plan.scheduled])
-    due = np.array([request.samples for request in view.plan.scheduled], dtype=np.bool_)
+    due: list[int] = []
+    end = 0
+    for request in view.plan.scheduled:
+        end += request.num_scheduled_tokens
+        due += range(end - request.num_logits, end)
+    rows = np.array(due, dtype=np.int64)
     for record in view.record.ranks:
         if record.sampled_rows is not None:
-            message = mismatch("sampled_rows", record.sampled_rows, ends[due] - 1, "request due")
+            message = mismatch("sampled_rows", record.sampled_rows, rows, "request due")
             if message:
                 yield view.violation("C7", record.rank, "sampled_rows", message)
     logits, sampled = view.record.logits, view.record.sampled

@@ -1,10 +1,10 @@
-"""The contracts of SPEC 12 that one step's record can be held against, and their registry.
+"""The contracts of SPEC 12 (and C17, for SPEC 10) that one step's record can be held against.
 
-Owns which contracts exist, what each costs, and the loop over them. A contract is a function from a
-`StepView` to violations; those on metadata, tables and dispatch have modules of their own. What
-needs more than one step's record is not in the registry: C9, C14 and C15 are in write_set.py, C16
-in poison.py, C18 in dense.py, and `ScenarioJudge` raises C13. C12 is not checked: there are no
-microbatches.
+Owns their registry: which exist, what each costs, and the loop over them. A contract is a function
+from a `StepView` to violations; each group of them has a module of its own. What needs more than
+one step's record is not in the registry: C9, C14 and C15 are in write_set.py, C16 in poison.py,
+C18 in dense.py, C10 over candidates in candidates.py, and `ScenarioJudge` raises C13. C12 is not
+checked: there are no microbatches.
 """
 
 from __future__ import annotations
@@ -13,7 +13,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from pcpbench.checks import contract_dispatch, contract_partition, contract_rows, contract_slots
+from pcpbench.checks import (
+    contract_dispatch,
+    contract_drafts,
+    contract_partition,
+    contract_rows,
+    contract_slots,
+)
 from pcpbench.checks.findings import StepView
 from pcpbench.records import Violation
 
@@ -49,6 +55,8 @@ CONTRACTS: Final = (
              contract_dispatch.check_dispatch),
     Contract("C11", "ranks of a group issue the same collectives", "quick",
              contract_dispatch.check_collectives),
+    Contract("C17", "draft tokens are verified as planned, cursors follow", "quick",
+             contract_drafts.check_drafts),
 )  # fmt: skip
 """Every contract that `check_step` knows, in the order of their ids."""
 

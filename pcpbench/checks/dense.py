@@ -188,7 +188,7 @@ class DenseCheck:
                 kept = len(found.prompt) + new.num_generated
                 found.rows = {p: row for p, row in found.rows.items() if p < kept}
         before = {name: len(self._feed.of(name)) for name in record.sampled_req_ids}
-        self._feed.extend(record.sampled_req_ids, record.sampled)
+        self._feed.take(step, record.sampled_req_ids, record.sampled)
         rows = _rows(record.sampled_req_ids)
         for name, known in before.items():
             found = self._samples.get(name)

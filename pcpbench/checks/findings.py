@@ -15,20 +15,22 @@ from numpy.typing import NDArray
 from pcpbench.checks.oracle import RankExpectation, StepExpectation
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.plan import StepPlan
-from pcpbench.records import NonFinite, RankRecord, StepRecord, Violation
+from pcpbench.records import IntArray, NonFinite, RankRecord, StepRecord, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepView:
     """One step of one arm: the plan, what was recorded and what was expected.
 
-    expected is None for an idle step, whose dummy batch the plan does not describe.
+    expected is None for an idle step, whose dummy batch the plan does not describe. fed: the best
+    token behind each row of logits in the arm whose tokens are fed on; None where nobody said.
     """
 
     plan: StepPlan
     record: StepRecord
     setup: ArmSetup
     expected: StepExpectation | None
+    fed: IntArray | None = None
 
     def violation(self, contract: str, rank: int | None, tensor: str, message: str) -> Violation:
         """A finding about this step."""

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from pcpbench.checks import compare, kv, metrics
+from pcpbench.checks.candidates import candidate_violations
 from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
 from pcpbench.checks.drift import is_ok
 from pcpbench.checks.findings import StepView, non_finite_in, non_finite_text
@@ -91,10 +92,12 @@ class ScenarioJudge:
         tables: Mapping[str, Tables],
         captures: Mapping[str, Sequence[Change]],
     ) -> None:
-        """Take in the arms' caches and global tables before the first step (C15, C9).
+        """Take in the arms' caches and global tables before the first step (C15, C9, C10).
 
         captures: what the capture of each arm changed that it had to leave alone.
         """
+        for setup in self.setups.values():
+            self.ledger.keep(candidate_violations(setup, self.plan))
         for name, view in kv_views.items():
             self._writes.start(name, view, self.setups[name].world.size, tables.get(name))
         for name, changes in captures.items():
@@ -119,6 +122,9 @@ class ScenarioJudge:
         self.oracle.advance(step)
         for feed in {id(feed): feed for feed in self.feeds.values()}.values():
             feed.advance(step)
+        for name, record in self._feeding(records):
+            if record.draft_tokens is not None:
+                self.feeds[name].draft(step, record.draft_tokens)
         found: list[Violation] = []
         self.expected = {}
         for name, record in records.items():
@@ -131,7 +137,8 @@ class ScenarioJudge:
             found += self._compare(step, tally, records)
             if kv_views is not None:
                 found += self._compare_kv(step, tally, records, kv_views, "written")
-        self._feed(records)
+        for name, record in self._feeding(records):
+            self.feeds[name].take(step, record.sampled_req_ids, record.sampled)
         self._before = dict(records)
         self.ledger.keep(found)
         return found
@@ -260,7 +267,8 @@ class ScenarioJudge:
         bad = non_finite_in(record)
         if bad is not None:
             self.non_finite.setdefault(name, bad)
-        view = StepView(plan=step, record=record, setup=setup, expected=expected)
+        fed = record if self.teacher is None else records.get(self.teacher, record)
+        view = StepView(plan=step, record=record, setup=setup, expected=expected, fed=fed.sampled)
         self._views[name] = view
         return check_step(view, self.contracts, self.cost)
 
@@ -337,11 +345,9 @@ class ScenarioJudge:
                 skip,
             )
 
-    def _feed(self, records: Mapping[str, StepRecord]) -> None:
-        """Let the tokens of this step be the known inputs of later ones."""
-        for name, record in records.items():
-            if self.teacher is None or name == self.teacher:
-                self.feeds[name].extend(record.sampled_req_ids, record.sampled)
+    def _feeding(self, records: Mapping[str, StepRecord]) -> list[tuple[str, StepRecord]]:
+        """The arms whose tokens are fed on: the teacher, or each arm for itself."""
+        return [item for item in records.items() if self.teacher in (None, item[0])]
 
     def _failures(self) -> list[str]:
         reasons = self.ledger.reasons()

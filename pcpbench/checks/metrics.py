@@ -1,9 +1,11 @@
 """Times of requests and steps on the worker's clock, and how two arms compare (SPEC 13).
 
 Formulas, in seconds. The worker clock of a repetition is the running sum of its steps' wall times,
-dummy steps included. A token's time is the end of the step that sampled it.
+dummy steps included. A token's time is the end of the step that sampled it, for each of the tokens
+that a verification accepted alike.
     TPOT of a request = (last token time - first token time) / (output tokens - 1)
-    ITL               = gap between successive tokens of a request
+    ITL               = gap between successive steps that gave a request tokens; that is the gap
+                        between tokens where no step gives it more than one (no draft tokens)
     TTFT              = first token time - start of the request's arrival step
     launch overhead   = wall time of a step - its kernel floor in the same repetition (CPU), or
                         its submit time (a device that runs behind the host)
@@ -97,8 +99,9 @@ def request_times(plan: ScenarioPlan, walls: Sequence[float]) -> dict[str, Reque
             admitted.setdefault(request.req_id, number)
         for scheduled in step.scheduled:
             admitted.setdefault(scheduled.req_id, number)
-            if scheduled.samples:
-                tokens.setdefault(scheduled.req_id, []).append(float(ends[number]))
+            times = [float(ends[number])] * scheduled.num_output_tokens
+            if times:
+                tokens.setdefault(scheduled.req_id, []).extend(times)
     return {
         req_id: RequestTimes(
             float(starts[_arrival_step(plan, req_id, number)]), tuple(tokens.get(req_id, ()))
@@ -125,8 +128,9 @@ def _add_requests(times: ArmTimes, requests: Mapping[str, RequestTimes], repetit
         times.ttft[(req_id, repetition)] = tokens[0] - request.arrival_s
         if len(tokens) > 1:
             times.tpot[(req_id, repetition)] = (tokens[-1] - tokens[0]) / (len(tokens) - 1)
-        for gap in range(1, len(tokens)):
-            times.itl[(f"{req_id}#{gap}", repetition)] = tokens[gap] - tokens[gap - 1]
+        ends = list(dict.fromkeys(tokens))
+        for gap in range(1, len(ends)):
+            times.itl[(f"{req_id}#{gap}", repetition)] = ends[gap] - ends[gap - 1]
 
 
 def paired(base: Samples, candidate: Samples) -> tuple[NDArray[np.float64], NDArray[np.int64]]:

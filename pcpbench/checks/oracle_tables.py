@@ -23,19 +23,43 @@ class TokenFeed:
     """The generated tokens that one arm reads as decode inputs.
 
     Under teacher forcing all arms share the feed of the teacher; in free running each has its own.
+    drafts: draft tokens of the current step, for requests that have any.
     """
 
     generated: dict[str, list[int]] = field(default_factory=dict)
+    drafts: dict[str, list[int]] = field(default_factory=dict)
 
     def advance(self, step: StepPlan) -> None:
         """Forget what left, and cut a re-admitted request back to what it re-enters with."""
+        self.drafts = {}
         for req_id in step.finished_req_ids:
             self.generated.pop(req_id, None)
         for request in step.new_requests:
             self.generated[request.req_id] = self.of(request.req_id)[: request.num_generated]
 
+    def draft(self, step: StepPlan, tokens: IntArray) -> None:
+        """Take in the drafts of the current step, request after request."""
+        left = tokens.tolist()
+        for request in step.scheduled:
+            count = request.num_draft_tokens
+            self.drafts[request.req_id], left = left[:count], left[count:]
+
+    def take(self, step: StepPlan, req_ids: Sequence[str], tokens: IntArray) -> None:
+        """Append what a step sampled, as far as the plan keeps it.
+
+        req_ids, tokens: one for each row of logits. Of a decode with three drafts, one of them
+        right, and a last chunk rows 0, 1 and 4 of 5 are kept.
+        """
+        kept: list[bool] = []
+        for request in step.scheduled:
+            kept += [row < request.num_output_tokens for row in range(request.num_logits)]
+        if len(kept) == len(req_ids) == len(tokens):
+            req_ids = [req_id for req_id, keep in zip(req_ids, kept, strict=True) if keep]
+            tokens = tokens[np.array(kept, dtype=np.bool_)]
+        self.extend(req_ids, tokens)
+
     def extend(self, req_ids: Sequence[str], tokens: IntArray) -> None:
-        """Append what a step sampled."""
+        """Append the tokens that a step added, one name a token."""
         for req_id, token in zip(req_ids, tokens.tolist(), strict=False):
             self.generated.setdefault(req_id, []).append(int(token))
 
@@ -68,9 +92,10 @@ class RequestBook:
     def tokens(self, req_id: str, first: int, count: int, feed: TokenFeed) -> list[int]:
         """Input ids at positions first .. first + count - 1; UNKNOWN_TOKEN where nobody can know.
 
-        Draft tokens, and tokens whose sampling was not recorded, are unknown.
+        Draft tokens follow the generated ones. Unknown are those that nobody recorded.
         """
-        known = [*self.prompts.get(req_id, ()), *feed.of(req_id)]
+        drafts = feed.drafts.get(req_id, ())
+        known = [*self.prompts.get(req_id, ()), *feed.of(req_id), *drafts]
         return [known[p] if p < len(known) else UNKNOWN_TOKEN for p in range(first, first + count)]
 
     def table(self, req_id: str, group: int) -> list[int]:

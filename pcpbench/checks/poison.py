@@ -45,9 +45,10 @@ class LiveSlots:
             self._computed[request.req_id] = request.num_computed_tokens
 
     def leave(self, step: StepPlan) -> None:
-        """The step has run: its tokens are live."""
+        """The step has run: its tokens are live, rejected drafts excepted."""
         for request in step.scheduled:
-            self._computed[request.req_id] += request.num_scheduled_tokens
+            kept = request.num_scheduled_tokens - request.num_rejected_tokens
+            self._computed[request.req_id] += kept
 
     def unread(self) -> list[list[BoolArray]]:
         """[rank][KV group][slots]: True where the current step may not read.

@@ -25,6 +25,9 @@ class ArmSetup:
     candidates: what the arm could dispatch to: the descriptors that it captured, or for a padded
     twin those of the arm that it is padded like. Empty where nothing is captured.
     padded_like: the arm whose descriptor each step of this one is padded to, if any.
+    capture_sizes: the token counts that were to be captured; None where nobody said, and the
+    candidates are taken as they are.
+    decode_query_len: tokens of a decode: one, and its draft tokens.
     sharded_groups: for each KV group, whether DCP shards it; None means all of them.
     """
 
@@ -34,6 +37,8 @@ class ArmSetup:
     mode: CUDAGraphMode = CUDAGraphMode.NONE
     candidates: tuple[BatchExecutionDescriptor, ...] = ()
     padded_like: str | None = None
+    capture_sizes: tuple[int, ...] | None = None
+    decode_query_len: int = 1
     sharded_groups: tuple[bool, ...] | None = None
 
     def dcp_size_of(self, group: int) -> int:

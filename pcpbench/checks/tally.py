@@ -37,6 +37,8 @@ class ArmTally:
     real_tokens: int = 0
     padded_tokens: int = 0
     output_tokens: int = 0
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
     modes: Counter[CUDAGraphMode] = field(default_factory=Counter)
     reasons: Counter[str] = field(default_factory=Counter)
     requests: set[str] = field(default_factory=set)
@@ -56,7 +58,9 @@ class ArmTally:
         self.modes[mode] += 1
         self.steps_padded += record.descriptor.cg_mode is not CUDAGraphMode.NONE
         self.requests.update(request.req_id for request in step.scheduled)
-        self.output_tokens += len(record.sampled)
+        self.output_tokens += record.num_output_tokens
+        self.draft_tokens += step.num_draft_tokens
+        self.accepted_tokens += record.num_accepted
         self.real_tokens += sum(rank.num_tokens for rank in record.ranks)
         self.padded_tokens += sum(rank.num_tokens_after_padding for rank in record.ranks)
         if record.miss_reason and not padded_twin:
@@ -131,6 +135,8 @@ class ArmTally:
             real_tokens=self.real_tokens,
             padded_tokens=self.padded_tokens,
             dispatch=self.audit.summary(),
+            num_draft_tokens=self.draft_tokens,
+            num_accepted_tokens=self.accepted_tokens,
             **({} if times is None else times.stats()),
         )
 

@@ -28,6 +28,7 @@ from pcpbench.engine.dispatcher import (
 from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import in_process_groups
 from pcpbench.engine.kept_inputs import KeptInputs
+from pcpbench.engine.verification import planned_drafts
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.errors import CannotMeasure, DispatchMismatch
 from pcpbench.model.decoder import MLADecoder
@@ -45,6 +46,8 @@ class StepOutput:
     How long its tensors hold is told in targets/protocol.py. sampled: one entry a local rank.
     tokens: what was written back (sampled, or forced).
     counts: what each rank handed to dispatch. num_replays: graphs launched.
+    drafts: the step's draft tokens, request after request. accepted: one entry a local rank, how
+    many of them each request that samples accepted; both empty for a step without drafts.
     """
 
     decision: Decision
@@ -53,6 +56,8 @@ class StepOutput:
     tokens: Tensor | None
     num_replays: int = 0
     idle: bool = False
+    drafts: tuple[int, ...] = ()
+    accepted: tuple[Tensor, ...] = ()
 
 
 class Engine:
@@ -143,19 +148,36 @@ class Engine:
                 cache.zero_()
 
     @torch.inference_mode()
-    def execute(self, plan: StepPlan, forced: Sequence[int] | None = None) -> StepOutput:
+    def execute(
+        self,
+        plan: StepPlan,
+        forced: Sequence[int] | None = None,
+        drafts: Sequence[int] | None = None,
+    ) -> StepOutput:
         """Run one step on all local ranks.
 
-        forced: tokens to feed on in place of the sampled ones, one for each request that samples,
-        in the plan's order (teacher forcing). Raises DispatchMismatch and CollectiveMismatch.
+        forced: tokens to feed on in place of the sampled ones, one for each row of logits, in the
+        plan's order (teacher forcing). drafts: the step's draft tokens, request after request;
+        where the plan has drafts and none are given, the engine finds those that make the planned
+        acceptance come true for itself. Raises DispatchMismatch and CollectiveMismatch.
         """
-        replays_before = self.num_replays
         tokens = self._admit(plan)
         for worker in self.workers:
-            worker.groups.log.clear()
             worker.update_states(plan, tokens)
         if not plan.scheduled:
             return self._idle_step()
+        if not plan.num_draft_tokens:
+            return self._advance(plan, self._run(plan), forced)
+        output = self._find_drafts(plan) if drafts is None else self._run(plan, tuple(drafts))
+        return self._advance(plan, output, forced)
+
+    def _run(self, plan: StepPlan, drafts: tuple[int, ...] = ()) -> StepOutput:
+        """Prepare the step, run it and sample; requests do not advance."""
+        replays_before = self.num_replays
+        for worker in self.workers:
+            worker.groups.log.clear()
+            if drafts:
+                worker.set_drafts(plan, drafts)
         counts = tuple(worker.prepare_inputs(plan) for worker in self.workers)
         decision = self._decide(counts)
         for worker in self.workers:
@@ -164,14 +186,39 @@ class Engine:
                 worker.taps.clear()
         if self.before_forward is not None:
             self.before_forward()
-        sampled = self._compute(decision.descriptor, plan)
-        fed = sampled[0].tokens
+        sampled = tuple(self._compute(decision.descriptor, plan))
+        num_replays = self.num_replays - replays_before
+        return StepOutput(decision, counts, sampled, None, num_replays, drafts=drafts)
+
+    def _advance(
+        self, plan: StepPlan, output: StepOutput, forced: Sequence[int] | None
+    ) -> StepOutput:
+        """Feed on the sampled or the forced tokens."""
+        fed = output.sampled[0].tokens
         if forced is not None:
             fed = torch.tensor(list(forced), dtype=fed.dtype, device=self.device)
-        for worker, own in zip(self.workers, sampled, strict=True):
+        accepted = [
             worker.post_update(plan, own.tokens if forced is None else fed)
-        num_replays = self.num_replays - replays_before
-        return StepOutput(decision, counts, tuple(sampled), fed, num_replays)
+            for worker, own in zip(self.workers, output.sampled, strict=True)
+        ]
+        known = tuple(count for count in accepted if count is not None)
+        return replace(output, tokens=fed, accepted=known)
+
+    def _find_drafts(self, plan: StepPlan) -> StepOutput:
+        """Run a step until its drafts are those that the plan's acceptance asks for.
+
+        What is sampled behind a token depends on no later one, so each run settles at least one
+        more draft, and the run that changes none is the step itself.
+        """
+        drafts = (0,) * plan.num_draft_tokens
+        output = self._run(plan, drafts)
+        for _ in range(self.config.decode_query_len):
+            targets = output.sampled[0].tokens.tolist()
+            drafts = tuple(planned_drafts(plan.scheduled, targets, self.shape.vocab_size))
+            if drafts == output.drafts:
+                break
+            output = self._run(plan, drafts)
+        return output  # that drafts are as planned is the judge's to say
 
     @torch.inference_mode()
     def compute_again(self, output: StepOutput, plan: StepPlan) -> StepOutput:
@@ -235,11 +282,12 @@ class Engine:
         return [worker.hidden_states[: descriptor.num_tokens] for worker in self.workers]
 
     def _idle_step(self) -> StepOutput:
-        """A dummy step: the smallest captured decode shape, or one eager token, no attention."""
+        """A dummy step: the smallest captured decode shape, or one eager query, no attention."""
         length = self.config.decode_query_len
         counts = BatchCounts(1, length, length, has_prefill=False, max_query_len=length)
         decision = self.dispatcher.decide(counts)
         for worker in self.workers:
+            worker.groups.log.clear()
             stage_dummy_batch(worker, decision.descriptor)
         replays_before = self.num_replays
         self._forward(decision.descriptor)

@@ -159,8 +159,9 @@ class InputBatch:
         """The global batch of a step, written into the buffers (SPEC 4).
 
         Rows are in the plan's order. Query lengths and phases come from the plan; positions,
-        lengths and input ids from the device's state. Raises ValueError for a step without requests
-        or one that does not fit the buffers.
+        lengths and input ids from the device's state; num_computed_tokens_np is what the host
+        believes, which drafts rejected in the step before make too large. Raises ValueError for a
+        step without requests or one that does not fit the buffers.
         """
         num_reqs = len(scheduled)
         query_lens, computed, prefill_len, num_drafts = _host_facts(scheduled)
@@ -184,6 +185,7 @@ class InputBatch:
         fill_input_ids(views.input_ids, views.positions, idx_mapping, views.query_start_loc, state)
         views.is_padding.fill_(False)
         is_prefilling = computed < prefill_len
+        computed = state.num_computed_tokens_np[slots]
         return cls(
             req_ids=[r.req_id for r in scheduled],
             num_reqs=num_reqs,

@@ -34,9 +34,12 @@ def record_step(
     """
     descriptor = output.decision.descriptor
     outputs = output.sampled or (None,) * len(engine.workers)
+    accepted = output.accepted or (None,) * len(engine.workers)
     ranks = tuple(
-        _rank_record(worker, descriptor, counts, sampled)
-        for worker, counts, sampled in zip(engine.workers, output.counts, outputs, strict=True)
+        _rank_record(worker, descriptor, counts, sampled, verified)
+        for worker, counts, sampled, verified in zip(
+            engine.workers, output.counts, outputs, accepted, strict=True
+        )
     )
     empty = np.zeros((0, 0), dtype=np.float32)
     first = output.sampled[0] if output.sampled else None
@@ -47,13 +50,14 @@ def record_step(
         descriptor=descriptor,
         miss_reason=output.decision.miss_reason,
         ranks=ranks,
-        sampled_req_ids=tuple(r.req_id for r in plan.scheduled if r.samples),
+        sampled_req_ids=tuple(r.req_id for r in plan.scheduled for _ in range(r.num_logits)),
         sampled=np.zeros(0, dtype=np.int64) if first is None else _host(first.tokens),
         logits=empty if first is None else _wide(first.logits),
         hidden=empty if first is None else _wide(first.hidden),
         address_changes=address_changes,
         idle=output.idle,
         num_replays=output.num_replays,
+        draft_tokens=np.array(output.drafts, dtype=np.int64) if output.drafts else None,
     )
 
 
@@ -76,6 +80,7 @@ def _rank_record(
     descriptor: BatchExecutionDescriptor,
     counts: BatchCounts,
     sampled: Sampled | None,
+    accepted: Tensor | None,
 ) -> RankRecord:
     batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
     assert batch is not None
@@ -115,7 +120,16 @@ def _rank_record(
         hidden=None if sampled is None else _wide(sampled.hidden),
         sampled=None if sampled is None else _host(sampled.tokens),
         sampled_rows=None if sampled is None else np.array(sampled.rows),
+        num_accepted=None if accepted is None else _host(accepted),
+        num_computed_after=None if accepted is None else _cursors(worker),
     )
+
+
+def _cursors(worker: Worker) -> NDArray[Any]:
+    """The device's cursors of the requests of the last step."""
+    batch = worker.global_batch
+    assert batch is not None
+    return _host(worker.request_state.num_computed_tokens.index_select(0, batch.idx_mapping))
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:

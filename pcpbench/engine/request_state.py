@@ -1,7 +1,8 @@
 """What the device knows of each request: its tokens and how far it has come.
 
 Owns one slot a request and the tensors indexed by slot. Knows no block and no batch. The host's
-cursors are copies of belief; under speculative decoding the device's are the truth (SPEC 10).
+cursors are copies of belief; under speculative decoding the device's are the truth (SPEC 10): the
+host takes all drafts of the last step for accepted, until the next step tells it better.
 """
 
 from __future__ import annotations
@@ -13,13 +14,15 @@ import torch
 from torch import Tensor
 
 from pcpbench.device.staging import to_device
+from pcpbench.engine.verification import count_accepted
 from pcpbench.records import BoolArray, IntArray
 
 
 class RequestState:
     """State of up to max_num_reqs requests, N slots.
 
-    all_token_ids: int32 [N, max_model_len], prompt and generated tokens.
+    all_token_ids: int32 [N, max_model_len + num_speculative_steps], prompt and generated tokens;
+    what lies past total_len may be a rejected draft's target.
     num_computed_tokens, prompt_len, prefill_len, total_len: int32 [N]; prefill_len counts tokens
     known at admission, total_len those known by now.
     last_sampled_tokens: int32 [N, 1]. draft_tokens: int32 [N, num_speculative_steps].
@@ -42,7 +45,7 @@ class RequestState:
         self.index_to_req_id: dict[int, str] = {}
         # The slot freed last is taken first, so that what a tenant left behind is met again soon.
         self.free_indices = list(range(max_num_reqs - 1, -1, -1))
-        self.all_token_ids = self._zeros(max_num_reqs, max_model_len)
+        self.all_token_ids = self._zeros(max_num_reqs, max_model_len + num_speculative_steps)
         self.prompt_len = self._zeros(max_num_reqs)
         self.prefill_len = self._zeros(max_num_reqs)
         self.total_len = self._zeros(max_num_reqs)
@@ -165,3 +168,49 @@ class RequestState:
         self.last_sampled_tokens[:, 0].index_copy_(0, slots, tokens)
         self.all_token_ids[slots, lengths] = tokens
         self.total_len.index_copy_(0, slots, lengths.add_(1))
+
+    def set_drafts(self, idx_mapping_np: IntArray, drafts: IntArray) -> None:
+        """Give requests the drafts of their next step.
+
+        idx_mapping_np: [R]. drafts: int [R, num_speculative_steps].
+        """
+        slots = to_device(idx_mapping_np.astype(np.int64), self.device)
+        self.draft_tokens.index_copy_(0, slots, to_device(drafts.astype(np.int32), self.device))
+
+    def post_verify(
+        self,
+        idx_mapping_np: IntArray,
+        num_scheduled_tokens: IntArray,
+        num_computed_tokens: IntArray,
+        num_logits: IntArray,
+        targets: Tensor,
+    ) -> Tensor:
+        """`post_update` of a step that verifies drafts; accepted ones, int64 [rows that sample].
+
+        num_computed_tokens: [num_reqs], where the step began, as the host knows by now.
+        num_logits: [num_reqs], 0 for a row that does not sample, else 1 plus its drafts. targets:
+        int [sum of num_logits], the best token behind each of these query tokens. Cursors advance
+        by the accepted tokens only, without the host being asked; a rejected token's KV stays until
+        the next step overwrites it.
+        """
+        (rows,) = num_logits.nonzero()
+        ends = num_logits[rows].cumsum()
+        packed = np.stack((idx_mapping_np[rows], num_logits[rows] - 1, ends - num_logits[rows]))
+        slots, num_drafts, first = to_device(packed.astype(np.int64), self.device)
+        offsets = torch.arange(1 + self.num_speculative_steps, device=self.device)
+        places = (first.unsqueeze(1) + offsets).clamp_(max=targets.shape[0] - 1)
+        tokens = targets.to(torch.int32)[places]
+        accepted = count_accepted(self.draft_tokens.index_select(0, slots), tokens, num_drafts)
+        scheduled = to_device(np.stack((idx_mapping_np, num_scheduled_tokens)), self.device)
+        self.num_computed_tokens.index_add_(0, scheduled[0], scheduled[1].to(torch.int32))
+        rejected = (num_drafts - accepted).to(torch.int32)
+        self.num_computed_tokens.index_add_(0, slots, rejected, alpha=-1)
+        self.num_computed_tokens_np[idx_mapping_np] = num_computed_tokens + num_scheduled_tokens
+        lengths = self.total_len.index_select(0, slots)
+        columns = lengths.unsqueeze(1) + offsets
+        columns.clamp_(max=self.all_token_ids.shape[1] - 1)
+        self.all_token_ids[slots.unsqueeze(1), columns] = tokens
+        last = tokens.gather(1, accepted.unsqueeze(1))
+        self.last_sampled_tokens.index_copy_(0, slots, last)
+        self.total_len.index_copy_(0, slots, lengths.add_(accepted.to(torch.int32)).add_(1))
+        return accepted

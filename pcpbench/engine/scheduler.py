@@ -2,12 +2,14 @@
 
 Owns the queue, the running requests and the decisions of one step; `make_plan` turns a scenario
 into steps with it. Lengths decide everything: there is no EOS, and nothing here depends on what a
-model outputs, so one plan serves every arm. Imports no torch.
+model outputs, so one plan serves every arm. How many draft tokens a verification accepts is drawn,
+too: the drafts are chosen later so that it comes true. Imports no torch.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,6 +18,7 @@ import msgspec
 from pcpbench.engine.block_pool import BlockPool
 from pcpbench.errors import UsageError
 from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
+from pcpbench.scenarios.acceptance import num_accepted
 from pcpbench.scenarios.fields import field_problem
 from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
 from pcpbench.scenarios.prompts import prompt_token_ids
@@ -60,7 +63,7 @@ class _Step:
     """
 
     budget: int
-    scheduled: dict[str, tuple[Request, int]] = field(default_factory=dict)
+    scheduled: dict[str, tuple[Request, ScheduledRequest]] = field(default_factory=dict)
     admitted: list[NewRequest] = field(default_factory=list)
     new_block_ids: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
@@ -80,13 +83,17 @@ class Scheduler:
         *,
         block_span: int,
         num_kv_groups: int = 1,
-        decode_query_len: int = 1,
+        num_speculative_tokens: int = 0,
+        accepts: Callable[[Request, int], int] = lambda request, num_drafts: num_drafts,
     ) -> None:
-        """block_span: positions of one block id. decode_query_len: 1, plus draft tokens if any."""
+        """block_span: positions of one block id. num_speculative_tokens: draft tokens of a decode.
+
+        accepts: how many of its draft tokens a request accepts in its next step.
+        """
         self._limits = limits
         self._block_span = block_span
         self._num_kv_groups = num_kv_groups
-        self._decode_query_len = decode_query_len
+        self._num_speculative_tokens, self._accepts = num_speculative_tokens, accepts
         self._pool = BlockPool(limits.num_blocks)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -110,7 +117,7 @@ class Scheduler:
             self._admit(step)
         plan = StepPlan(
             index=index,
-            scheduled=tuple(_share(request, num) for request, num in step.scheduled.values()),
+            scheduled=tuple(share for _, share in step.scheduled.values()),
             new_requests=tuple(step.admitted),
             new_block_ids=step.new_block_ids,
             finished_req_ids=tuple(finished),
@@ -126,7 +133,7 @@ class Scheduler:
 
         The next request is admitted only with tokens that those before it had no use for, so all
         running ones but the last have been prefilled to the end. max_num_batched_tokens >=
-        max_num_seqs leaves each decode its token.
+        max_num_seqs x (1 + num_speculative_tokens) leaves each decode its tokens.
         """
         for request in list(self._running):
             num_tokens = min(self._num_wanted(request), step.budget)
@@ -136,9 +143,11 @@ class Scheduler:
                 self._take(request, num_tokens, step)
 
     def _num_wanted(self, request: Request) -> int:
+        """A decode takes one token and its drafts, fewer of them where the sequence must end."""
         if request.is_prefilling:
             return request.prefill_len - request.num_computed_tokens
-        return self._decode_query_len
+        room = self._limits.max_model_len - request.num_computed_tokens
+        return min(1 + self._num_speculative_tokens, room)
 
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> None:
         """Preempt from the end of the admission order until `request` fits; it may be itself.
@@ -186,8 +195,23 @@ class Scheduler:
             step.new_block_ids[request.req_id] = new_ids
             for ids, new in zip(request.block_ids, new_ids, strict=True):
                 ids.extend(new)
-        step.scheduled[request.req_id] = (request, num_tokens)
+        step.scheduled[request.req_id] = (request, self._share(request, num_tokens))
         step.budget -= num_tokens
+
+    def _share(self, request: Request, num_tokens: int) -> ScheduledRequest:
+        """The last output has no drafts behind it that could still be accepted."""
+        num_drafts = 0 if request.is_prefilling else num_tokens - 1
+        num_left = request.max_tokens - request.num_output_tokens - 1
+        accepted = min(self._accepts(request, num_drafts), num_left) if num_drafts else 0
+        return ScheduledRequest(
+            req_id=request.req_id,
+            num_scheduled_tokens=num_tokens,
+            num_computed_tokens=request.num_computed_tokens,
+            prefill_len=request.prefill_len,
+            prompt_len=request.prompt_len,
+            num_draft_tokens=num_drafts,
+            num_accepted_tokens=accepted,
+        )
 
     def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
         """Blocks over all groups; 2 groups, span 16, 15 computed + 2 scheduled: 2 x (2 - 1) = 2."""
@@ -202,11 +226,11 @@ class Scheduler:
 
     def _advance(self, step: _Step) -> None:
         """Count the step as done; requests with all their outputs leave and free their blocks."""
-        for request, num_tokens in step.scheduled.values():
-            request.num_computed_tokens += num_tokens
-            if request.is_prefilling:
+        for request, share in step.scheduled.values():
+            request.num_computed_tokens += share.num_scheduled_tokens - share.num_rejected_tokens
+            if not share.samples:
                 continue
-            request.num_output_tokens += 1
+            request.num_output_tokens += share.num_output_tokens
             if request.num_output_tokens == request.max_tokens:
                 self._running.remove(request)
                 self._release(request)
@@ -234,14 +258,11 @@ def make_plan(
     multiplies the capacity, as it does in a deployment. Where blocks are not scarce the steps are
     the same for every dcp_size; only the block ids differ. The KV groups share one pool: no two
     groups ever hold the same id. The last step is idle and hands back the requests that finished
-    before it, so a worker ends empty. Raises UsageError for limits that exclude each other, for a
-    request that could never finish under them, and for speculative tokens, which no plan has yet.
+    before it, so a worker ends empty. num_speculative_tokens: draft tokens that every decode
+    verifies; the token budget is raised where it has no room for them. Raises UsageError for limits
+    that exclude each other and for a request that could never finish under them.
     """
-    if num_speculative_tokens:
-        raise UsageError(
-            f"--num-speculative-tokens is {num_speculative_tokens}: scenarios are planned without "
-            "draft tokens so far, so use 0."
-        )
+    query_len = 1 + num_speculative_tokens
     limits = _resolve_limits(
         scenario.limits,
         {
@@ -251,12 +272,18 @@ def make_plan(
             "num_blocks": num_blocks,
             "block_size": block_size,
         },
+        query_len,
     )
     block_span = limits.block_size * dcp_size
     specs = sorted(scenario.expand(), key=lambda spec: spec.arrival_step)
     for spec in specs:
         problem = request_problem(
-            spec.prompt_len, spec.output_len, limits, block_span, num_kv_groups
+            spec.prompt_len,
+            spec.output_len,
+            limits,
+            block_span,
+            num_kv_groups,
+            num_speculative_tokens,
         )
         if problem is not None:
             raise UsageError(
@@ -267,7 +294,10 @@ def make_plan(
         limits,
         block_span=block_span,
         num_kv_groups=num_kv_groups,
-        decode_query_len=1 + num_speculative_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+        accepts=lambda request, num_drafts: num_accepted(
+            scenario.name, request.req_id, request.num_output_tokens, num_drafts, seed
+        ),
     )
     arrivals = deque(
         (spec.arrival_step, _request(scenario.name, spec, vocab_size, seed)) for spec in specs
@@ -313,15 +343,23 @@ def _run_clock(
     return steps
 
 
-def _resolve_limits(limits: Limits, overrides: dict[str, int | None]) -> Limits:
+def _resolve_limits(limits: Limits, overrides: dict[str, int | None], query_len: int) -> Limits:
+    """The limits of a plan whose decodes have query_len tokens."""
     given = {name: value for name, value in overrides.items() if value is not None}
     for name, value in given.items():
         reason = field_problem(Limits, name, value)
         if reason is not None:
             raise UsageError(f"{_flag(name)} {reason}.")
-    budget = max(limits.max_num_batched_tokens, given.get("max_num_seqs", 0))
+    num_seqs = given.get("max_num_seqs", limits.max_num_seqs if query_len > 1 else 0)
+    budget = max(limits.max_num_batched_tokens, num_seqs * query_len)
     given.setdefault("max_num_batched_tokens", budget)
     resolved = msgspec.structs.replace(limits, **given)
+    if query_len > 1 and resolved.max_num_batched_tokens < resolved.max_num_seqs * query_len:
+        raise UsageError(
+            f"--max-num-batched-tokens is {resolved.max_num_batched_tokens}: "
+            f"{resolved.max_num_seqs} decodes of {query_len} tokens need "
+            f"{resolved.max_num_seqs * query_len}."
+        )
     problem = limits_problem(resolved)
     if problem is not None:
         raise UsageError(f"{_flag(problem.field)} {problem.reason}.")
@@ -337,13 +375,3 @@ def _request(scenario: str, spec: RequestSpec, vocab_size: int, seed: int) -> Re
         scenario, spec.prompt_key, spec.prompt_len, vocab_size=vocab_size, seed=seed
     )
     return Request(req_id=spec.req_id, prompt_token_ids=prompt, max_tokens=spec.output_len)
-
-
-def _share(request: Request, num_tokens: int) -> ScheduledRequest:
-    return ScheduledRequest(
-        req_id=request.req_id,
-        num_scheduled_tokens=num_tokens,
-        num_computed_tokens=request.num_computed_tokens,
-        prefill_len=request.prefill_len,
-        prompt_len=request.prompt_len,
-    )

@@ -35,7 +35,7 @@ from pcpbench.records import IntArray
 class Sampled:
     """What sampling left on one rank: tokens [n], logits [n, vocab], hidden [tokens, hidden].
 
-    rows [n]: which tokens of the global batch were sampled from.
+    rows [n]: which tokens of the global batch were sampled from; with drafts, several a request.
     """
 
     tokens: Tensor
@@ -258,16 +258,53 @@ class Worker:
             gathered = await self.groups.pcp.all_gather(hidden)
             hidden, batch = self.pcp_manager.restore_for_sampling(gathered)
         hidden = hidden[: batch.num_tokens]
-        samples = [row for row, request in enumerate(plan.scheduled) if request.samples]
-        rows = batch.query_start_loc_np[1:][samples] - 1
+        rows = _logits_rows(batch, plan)
         logits = self.model.compute_logits(hidden[torch.from_numpy(rows).to(self.device)])
         return Sampled(logits.argmax(-1), logits, hidden, rows)
 
-    def post_update(self, plan: StepPlan, tokens: Tensor) -> None:
-        """Advance the device's cursors and write the sampled (or forced) tokens [n] back."""
+    def set_drafts(self, plan: StepPlan, drafts: Sequence[int]) -> None:
+        """Hand the step's draft tokens, request after request, to the device's state."""
+        state = self.request_state
+        asked = [request for request in plan.scheduled if request.num_draft_tokens]
+        slots = np.array([state.req_id_to_index[request.req_id] for request in asked])
+        counts = np.array([request.num_draft_tokens for request in asked])
+        table = np.zeros((len(asked), state.num_speculative_steps), dtype=np.int32)
+        table[np.arange(state.num_speculative_steps) < counts[:, None]] = drafts
+        state.set_drafts(slots, table)
+
+    def post_update(self, plan: StepPlan, tokens: Tensor) -> Tensor | None:
+        """Advance the device's cursors and write the sampled (or forced) tokens back.
+
+        tokens: one for each row of logits. Returns the number of drafts that each request which
+        samples has accepted, int64 on the device; None for a step without drafts.
+        """
         batch = self.global_batch
         assert batch is not None
+        if batch.num_draft_tokens:
+            return self.request_state.post_verify(
+                batch.idx_mapping_np,
+                batch.num_scheduled_tokens,
+                np.array([request.num_computed_tokens for request in plan.scheduled]),
+                np.array([request.num_logits for request in plan.scheduled]),
+                tokens,
+            )
         samples = np.array([request.samples for request in plan.scheduled], dtype=np.bool_)
         self.request_state.post_update(
             batch.idx_mapping_np, batch.num_scheduled_tokens, samples, tokens
         )
+        return None
+
+
+def _logits_rows(batch: InputBatch, plan: StepPlan) -> IntArray:
+    """Tokens of the global batch to sample from: the last of each request that is due one.
+
+    With drafts, those before it, too: queries of 4 (three drafts) and 2 (none, a last chunk) tokens
+    give 0, 1, 2, 3 and 5.
+    """
+    samples = [row for row, request in enumerate(plan.scheduled) if request.samples]
+    ends: IntArray = batch.query_start_loc_np[1:][samples]
+    if not batch.num_draft_tokens or batch.num_draft_tokens_per_req is None:
+        return ends - 1
+    counts = 1 + batch.num_draft_tokens_per_req[samples]
+    rows: IntArray = np.repeat(ends - counts.cumsum(), counts) + np.arange(counts.sum())
+    return rows

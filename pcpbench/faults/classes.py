@@ -1,7 +1,7 @@
 """Classes of faults that really happened, with public reports, and the worlds to inject them in.
 
-Owns class ids, titles and report numbers. K20 and K27 are named and have no fault yet: the engine
-has neither speculative decoding nor microbatches.
+Owns class ids, titles and report numbers. K27 is named and has no fault yet: the engine has no
+microbatches.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("aiter 4494", "aiter 4715", "flashinfer 4553")),
     "K33": FaultClass("wrong on every arm alike, and at one with its own metadata",
                       ("vllm 37076", "vllm 39146", "onnxruntime-genai 2354", "tpu-inference 125")),
+    "K34": FaultClass("rejected draft tokens: cursor, KV or acceptance wrong",
+                      ("vllm-ascend 10032", "vllm-ascend 15529", "vllm 43434")),
 }  # fmt: skip
 
 PCP: Final = Setting()
@@ -90,6 +92,7 @@ def shipped(
         setting=setting,
         min_pcp=min(setting.pcp, 2),
         min_dcp=min(setting.dcp, 2),
+        min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         at_capture=at_capture,
     )

@@ -34,10 +34,11 @@ MISSING: Final = object()
 
 @dataclass(frozen=True)
 class Setting:
-    """Where a fault is run: a world, the arm to judge, capture sizes and a scenario.
+    """Where a fault is run: a world, the arm to judge, capture sizes, draft tokens, a scenario.
 
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
-    default ones. checks: `full` for what only second replays or poisoned runs show.
+    default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
+    draft tokens of a decode.
     """
 
     pcp: int = 2
@@ -48,6 +49,7 @@ class Setting:
     capture_sizes: str | None = None
     scenario: str = "s1-grow-shrink"
     checks: str = "quick"
+    spec_tokens: int = 0
 
     @property
     def world(self) -> str:
@@ -56,6 +58,8 @@ class Setting:
         parts = [f"{name} {size}" for name, size in sizes if size > 1]
         if self.dcp > 1 and self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
+        if self.spec_tokens:
+            parts.append(f"spec-tokens {self.spec_tokens}")
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -157,7 +161,7 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp: what a world must have for the fault to exist.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens: what a setting must have for the fault to exist.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -173,6 +177,7 @@ class Fault:
     min_pcp: int = 1
     min_dcp: int = 1
     max_pcp: int | None = None
+    min_spec_tokens: int = 0
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -184,4 +189,6 @@ class Fault:
             return f"needs dcp {self.min_dcp} or more"
         if self.max_pcp is not None and setting.pcp > self.max_pcp:
             return f"needs pcp {self.max_pcp} or less"
+        if setting.spec_tokens < self.min_spec_tokens:
+            return f"needs spec-tokens {self.min_spec_tokens} or more"
         return ""

@@ -7,11 +7,15 @@ from dataclasses import replace
 from typing import Any, Final
 
 from pcpbench.engine.input_batch import InputBatch
+from pcpbench.engine.request_state import RequestState
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.records import BoolArray
 
 ONE_TOKEN: Final = replace(PCP, scenario="s4-one-token-prompts")
+
+
+DRAFT_LENGTH: Final = replace(PCP, scenario="s4-draft-length-prompts", spec_tokens=3)
 
 
 def _rephase(site: Site, phase: Callable[[InputBatch], BoolArray]) -> None:
@@ -62,6 +66,33 @@ def first_row_speaks_for_all(site: Site) -> None:
     site.wrap(InputBatch, "from_plan", faulty)
 
 
+def _decode_length(site: Site, least_computed: int) -> None:
+    """Whatever has as many query tokens as a decode, behind so many computed ones, is one."""
+
+    def faulty(
+        make: Callable[..., InputBatch], scheduled: Any, state: RequestState, *args: Any
+    ) -> InputBatch:
+        batch = make(scheduled, state, *args)
+        looks = batch.num_scheduled_tokens == 1 + state.num_speculative_steps
+        looks &= batch.num_computed_tokens_np >= least_computed
+        still = batch.is_prefilling_np & ~looks
+        if still.sum() < batch.is_prefilling_np.sum():
+            site.hit()
+        return replace(batch, is_prefilling_np=still, has_prefill=bool(still.any()))
+
+    site.wrap(InputBatch, "from_plan", faulty)
+
+
+def decode_length_is_decode(site: Site) -> None:
+    """A prompt of 1 + k tokens is a decode."""
+    _decode_length(site, 0)
+
+
+def last_chunk_of_decode_length(site: Site) -> None:
+    """A chunk of 1 + k tokens behind computed ones is a decode."""
+    _decode_length(site, 1)
+
+
 FAULTS: Final = (
     shipped("K18", "one-token-prompt-as-decode", "A prompt of one token is taken for a decode.",
             one_token_is_decode, "C7", "C10", setting=ONE_TOKEN),
@@ -71,4 +102,9 @@ FAULTS: Final = (
             first_decode_is_prefill, "C7", "C10", setting=ONE_TOKEN),
     shipped("K18", "first-row-speaks-for-all", "The first row's phase is taken for the whole "
             "batch's.", first_row_speaks_for_all, "C10", setting=ONE_TOKEN),
+    shipped("K18", "draft-length-prompt-as-decode", "A prompt of 1 + k tokens is taken for a "
+            "decode with k drafts.", decode_length_is_decode, "C7", "C10", setting=DRAFT_LENGTH),
+    shipped("K18", "draft-length-chunk-as-decode", "A last prefill chunk of 1 + k tokens is taken "
+            "for a decode with k drafts.", last_chunk_of_decode_length, "C7", "C10",
+            setting=DRAFT_LENGTH),
 )  # fmt: skip

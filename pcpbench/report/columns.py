@@ -20,7 +20,7 @@ class Column(NamedTuple):
 STAT_NAMES: Final = ("mean", "median", "std", "p99")
 STATS: Final = (
     ("tpot", "tpot", "time per output token of a request after its first"),
-    ("itl", "itl", "gap between successive tokens of a request"),
+    ("itl", "itl", "gap between successive steps that gave a request tokens"),
     ("ttft", "ttft", "time from a request's arrival to its first token"),
     ("step", "step", "wall time of a step"),
     ("launch", "launch_overhead", "host time to issue a step"),
@@ -62,6 +62,7 @@ SETTINGS: Final = (
     Column("model", "", "preset of the decoder"),
     Column("dtype", "", "its dtype"),
     Column("device", "", "device that all ranks share"),
+    Column("num_speculative_tokens", "", "draft tokens that a decode verifies"),
 )
 
 SUMMARY: Final = (
@@ -72,7 +73,7 @@ SUMMARY: Final = (
     *SETTINGS,
     Column("num_steps", "", "steps run"),
     Column("num_requests", "", "requests that were scheduled"),
-    Column("num_output_tokens", "", "tokens sampled"),
+    Column("num_output_tokens", "", "tokens generated"),
     Column("steps_full", "", "steps served by a FULL graph"),
     Column("steps_piecewise", "", "steps served by PIECEWISE graphs"),
     Column("steps_none", "", "steps run eagerly"),
@@ -90,6 +91,8 @@ SUMMARY: Final = (
     Column("excess_tokens", "", "padding tokens that this cost, over all ranks"),
     Column("never_served", "", "classes of batches of which no step ran as the arm's mode says, "
            "and why; `; ` between them"),
+    Column("num_draft_tokens", "", "draft tokens verified"),
+    Column("num_accepted_tokens", "", "of these, tokens accepted"),
     *_stat_columns(),
     *_ratio_columns(),
     Column("drift_kind", "", "`partition`, `padding` or `capture`: drift of this arm"),
@@ -126,7 +129,7 @@ STEPS: Final = (
     Column("num_reqs", "", "requests scheduled (global)"),
     Column("num_decodes", "", "of these, decodes"),
     Column("num_tokens", "", "tokens scheduled (global)"),
-    Column("num_sampled", "", "tokens sampled"),
+    Column("num_sampled", "", "tokens that the step added to its requests"),
     Column("served_as", "", "`FULL`, `PIECEWISE`, `NONE` (eager) or `IDLE`"),
     Column("miss_reason", "", "why no FULL graph served it"),
     Column("descriptor_mode", "", "mode of the descriptor: run as, or for an `eager_padded` arm "
@@ -143,6 +146,9 @@ STEPS: Final = (
            "`rank0=...;rank1=...`"),
     Column("excess_tokens", "", "padding tokens that a smaller graph of the same mode would have "
            "saved, over all ranks"),
+    Column("max_query_len", "", "tokens of the step's longest query (global)"),
+    Column("num_draft_tokens", "", "draft tokens verified"),
+    Column("num_accepted_tokens", "", "of these, tokens accepted"),
     Column("num_repetitions", "", "timed repetitions; 0 for an arm that was not timed"),
     Column("median_step_ms", "ms", "wall time, median over repetitions"),
     Column("median_submit_ms", "ms", "time until the last launch call returned, median"),

@@ -66,6 +66,8 @@ def _summary_row(
         "padded_tokens": arm.padded_tokens,
         "padding_waste_percent": None if waste is None else 100 * waste,
         **_dispatch_cells(arm.dispatch),
+        "num_draft_tokens": arm.num_draft_tokens,
+        "num_accepted_tokens": arm.num_accepted_tokens,
         "violated_contracts": ";".join(broken) or None,
         "reasons": "; ".join(result.reasons) or None,
         "wall_s": result.wall_s,
@@ -193,7 +195,7 @@ def _count_cells(record: StepRecord, step: StepPlan) -> dict[str, Cell]:
         "num_reqs": len(step.scheduled),
         "num_decodes": sum(not request.is_prefilling for request in step.scheduled),
         "num_tokens": step.num_tokens,
-        "num_sampled": len(record.sampled),
+        "num_sampled": record.num_output_tokens,
         "served_as": served_as(record),
         "miss_reason": record.miss_reason or None,
         "descriptor_mode": descriptor.cg_mode.name,
@@ -203,6 +205,9 @@ def _count_cells(record: StepRecord, step: StepPlan) -> dict[str, Cell]:
         "local_num_tokens": max((rank.dispatch_num_tokens for rank in ranks), default=None),
         "real_tokens": sum(rank.num_tokens for rank in ranks),
         "padded_tokens": sum(rank.num_tokens_after_padding for rank in ranks),
+        "max_query_len": max((r.num_scheduled_tokens for r in step.scheduled), default=None),
+        "num_draft_tokens": step.num_draft_tokens,
+        "num_accepted_tokens": record.num_accepted,
     }
 
 

@@ -124,6 +124,8 @@ def _compared(result: CompareResult) -> str:
         ("interleave", "cp_kv_cache_interleave_size"),
     )
     sizes = " ".join(f"{short} {settings[name]}" for short, name in names if name in settings)
+    if settings.get("num_speculative_tokens"):
+        sizes += f" spec-tokens {settings['num_speculative_tokens']}"
     settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")
     kinds = [str(settings[key]) for key in keys if settings.get(key, "auto") != "auto"]
@@ -182,7 +184,9 @@ def _reading(result: CompareResult) -> list[str]:
     )
     lines = [
         "TPOT = (last - first token time) / (output tokens - 1)",
-        "ITL = gap between successive tokens of a request",
+        "ITL = gap between successive steps that gave a request tokens"
+        if settings.get("num_speculative_tokens")
+        else "ITL = gap between successive tokens of a request",
         f"launch overhead = {launch}",
         "ratio = median over pairs, [95 % interval in this process]; pairs: of the same request, "
         "gap or step",

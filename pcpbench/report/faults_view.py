@@ -35,8 +35,7 @@ second looks at a step, not in one run of the scenario. Clean runs are those of 
 scenarios without a fault, before the first one (on engines just captured) and after the last (on
 engines that were used again).
 
-Two classes have no entry, because today's engine cannot have them: K20 (capture sizes and the
-decode query length) needs speculative decoding, K27 needs microbatches.
+Class K27 has no entry: it needs microbatches, which today's engine has not.
 
 An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context

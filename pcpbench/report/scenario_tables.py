@@ -53,11 +53,13 @@ def arm_table(
     for label, ours, theirs, ratio in timed if is_timed else ():
         ratios = _ratio_cells(ratio, wide) if passed else []
         table.add_row(label, *_time_cells(ours, theirs, wide), *ratios)
-    counted = (
+    counted = [
         ("Steps served as", served_by),
         ("FULL of coverable", coverage),
         ("Padding waste", lambda arm: units.percent(arm.padding_waste)),
-    )
+    ]
+    if base.num_draft_tokens or candidate.num_draft_tokens:
+        counted.append(("Drafts accepted", accepted))
     for label, tell in counted:
         left, right = tell(base), tell(candidate)
         if left == right == units.NOTHING:
@@ -94,6 +96,14 @@ def served_by(arm: ArmSummary) -> str:
     )
     told = ", ".join(f"{number}\u00a0{word}" for number, word in counts if number)
     return told or "no step"
+
+
+def accepted(arm: ArmSummary) -> str:
+    """`150 of 200 (75 %)`: draft tokens accepted of those verified."""
+    if not arm.num_draft_tokens:
+        return units.NOTHING
+    share = units.percent(arm.num_accepted_tokens / arm.num_draft_tokens)
+    return f"{arm.num_accepted_tokens} of {arm.num_draft_tokens} ({share})"
 
 
 def coverage(arm: ArmSummary) -> str:

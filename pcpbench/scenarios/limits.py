@@ -40,12 +40,18 @@ def limits_problem(limits: Limits) -> Problem | None:
 
 
 def request_problem(
-    prompt_len: int, output_len: int, limits: Limits, block_span: int, num_kv_groups: int = 1
+    prompt_len: int,
+    output_len: int,
+    limits: Limits,
+    block_span: int,
+    num_kv_groups: int = 1,
+    num_draft_tokens: int = 0,
 ) -> Problem | None:
     """Why a request of these lengths could never finish under the limits, or None.
 
     block_span: positions of one block id (block_size x dcp). The last output is sampled and never
-    fed back, so a request of 10 + 7 tokens fills 16 positions: one block of 16.
+    fed back, so a request of 10 + 7 tokens fills 16 positions: one block of 16. Its last step may
+    write num_draft_tokens more, as far as max_model_len allows.
     """
     length = prompt_len + output_len
     if length > limits.max_model_len:
@@ -54,11 +60,12 @@ def request_problem(
             f"is {limits.max_model_len}, but the prompt of {prompt_len} and the output of "
             f"{output_len} tokens make {length}: shorten one, or raise max_model_len to {length}",
         )
-    num_needed = num_kv_groups * blocks_for(length - 1, block_span)
+    positions = min(length - 1 + num_draft_tokens, limits.max_model_len)
+    num_needed = num_kv_groups * blocks_for(positions, block_span)
     if num_needed > limits.num_blocks - 1:
         return Problem(
             "num_blocks",
-            f"is {limits.num_blocks} with the null block, but the {length - 1} KV positions of the "
+            f"is {limits.num_blocks} with the null block, but the {positions} KV positions of the "
             f"request take {num_needed} of {block_span} each: use {num_needed + 1} blocks or more",
         )
     return None

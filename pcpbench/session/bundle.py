@@ -44,6 +44,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     accusation: Accusation
     plan: ScenarioPlan
     tokens: tuple[tuple[int, ...], ...] = ()
+    drafts: tuple[tuple[int, ...], ...] = ()
     feed: str = "teacher-forced"
     checks: str = "quick"
     repetitions: int = 0
@@ -136,11 +137,15 @@ def _problem(case: Case) -> str:
     if not 0 <= case.repetitions <= 1:
         return "its repetitions are neither 0 nor 1"
     for step, tokens in zip(case.plan.steps, case.tokens, strict=False):
-        num_sampled = sum(request.samples for request in step.scheduled)
+        num_sampled = sum(request.num_logits for request in step.scheduled)
         if len(tokens) != num_sampled:
             return f"step {step.index} samples {num_sampled} tokens and {len(tokens)} are given"
-        if any(not 0 <= token < case.plan.vocab_size for token in tokens):
-            return f"step {step.index} is given a token outside the vocabulary"
+    for step, drafts in zip(case.plan.steps, case.drafts, strict=False):
+        if len(drafts) != step.num_draft_tokens:
+            return f"step {step.index} has {step.num_draft_tokens} drafts, {len(drafts)} are given"
+    given = [token for step in (*case.tokens, *case.drafts) for token in step]
+    if any(not 0 <= token < case.plan.vocab_size for token in given):
+        return "a token that it gives is outside the vocabulary"
     return ""
 
 

@@ -83,7 +83,9 @@ def capture_config(request: CaptureRequest, device: torch.device) -> EngineConfi
         request.graph_mode,
         device=str(device),
         max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max(limits.max_num_batched_tokens, max_num_seqs),
+        max_num_batched_tokens=max(
+            limits.max_num_batched_tokens, max_num_seqs * (1 + options.spec_tokens)
+        ),
         max_model_len=limits.max_model_len,
         block_size=limits.block_size,
         num_blocks=limits.num_blocks,

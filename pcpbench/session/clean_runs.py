@@ -33,6 +33,7 @@ from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
 
 MAX_RUNS = 100_000
+SPEC_TOKENS = (0, 1, 2, 3)
 WORLDS = (
     EngineOptions(pcp=1),
     EngineOptions(pcp=2),
@@ -88,6 +89,8 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
             value = getattr(options, name)
             if name == "pcp" or value != getattr(EngineOptions(), name):
                 parts.append(f"--{name} {value}")
+        if options.spec_tokens:
+            parts.append(f"--spec-tokens {options.spec_tokens}")
         if self.feed != FEEDS[0]:
             parts.append(f"--feed {self.feed}")
         return " ".join([*parts, f"--seed {options.seed}", "--repetitions 0"])
@@ -114,7 +117,8 @@ def run_clean(request: CleanRequest) -> int:
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed as often as
-    any other (give or take one), combined by chance, each with a seed of its own."""
+    any other (give or take one), combined by chance, each with a seed of its own. So are numbers of
+    draft tokens where the feed is teacher-forced; the others run without."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -124,11 +128,16 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     names = shipped_names()
     scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
+    drafts = spread(len(SPEC_TOKENS))
     return [
         Draw(
             scenario=names[scenarios[i]],
             options=msgspec.structs.replace(
-                WORLDS[worlds[i]], dtype=DTYPES[kinds[i]], seed=int(seeds[i]), device=device
+                WORLDS[worlds[i]],
+                dtype=DTYPES[kinds[i]],
+                seed=int(seeds[i]),
+                device=device,
+                spec_tokens=0 if feeds[i] else SPEC_TOKENS[drafts[i]],
             ),
             base=ARMS[arms[i]][0],
             candidate=ARMS[arms[i]][1],
@@ -145,6 +154,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
         vocab_size=model_shape(options.model).vocab_size,
         dcp_size=options.dcp,
         seed=options.seed,
+        num_speculative_tokens=options.spec_tokens,
     )
     target = BuiltinTarget(device, resolve_backend("auto", device))
     ladder = build_ladder(draw.base, draw.candidate)

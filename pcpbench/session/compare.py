@@ -106,6 +106,7 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,
+            num_speculative_tokens=options.spec_tokens,
         )
         for scenario in choose_scenarios(request.scenarios)
     ]
@@ -138,7 +139,7 @@ def _run_scenarios(
             results.append(result)
             if result.outcome is Outcome.FAIL and locator.divergence is None:
                 progress.say(f"{plan.scenario}: looking for the first difference")
-                locator.locate(result, plan, stand.pairs, trial.tokens)
+                locator.locate(result, plan, stand.pairs, trial.tokens, trial.drafts)
     if fault is not None and not num_hits:
         locator.tell("inject", f"{fault.name} never acted here; it does in {in_words(fault)}.")
     return tuple(results)

@@ -70,12 +70,13 @@ class Locator:
         plan: ScenarioPlan,
         pairs: Sequence[Pair],
         tokens: Sequence[Sequence[int]],
+        drafts: Sequence[Sequence[int]] = (),
     ) -> None:
         """Run the accused pair of a failed scenario again and write the bundle.
 
         tokens: what fed the arms, one list a step; empty where each fed itself.
         """
-        case = make_case(self._request, self._options, result, plan, pairs, tokens)
+        case = make_case(self._request, self._options, result, plan, pairs, tokens, drafts)
         if case is None:
             return
         try:
@@ -111,6 +112,7 @@ def make_case(
     plan: ScenarioPlan,
     pairs: Sequence[Pair],
     tokens: Sequence[Sequence[int]],
+    drafts: Sequence[Sequence[int]] = (),
 ) -> Case | None:
     """What to run again after a failed scenario; None where no step is accused of anything.
 
@@ -131,6 +133,7 @@ def make_case(
         accusation=accusation,
         plan=replace(plan, steps=tuple(step for step in plan.steps if step.index <= last)),
         tokens=tuple(tuple(each) for each in tokens[: last + 1]),
+        drafts=tuple(tuple(each) for each in drafts[: last + 1]),
         feed=request.feed,
         checks=request.checks,
         repetitions=int(timed),
@@ -179,6 +182,7 @@ def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Re
             async_device=stand.is_async,
             checks=case.checks,
             tokens=case.tokens or None,
+            drafts=case.drafts or None,
             watcher=probe,
         )
         result = trial.run()

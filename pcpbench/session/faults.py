@@ -46,6 +46,7 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     tp: int | None = None
     dcp: int | None = None
     interleave: int | None = None
+    spec_tokens: int | None = None
     device: str = "auto"
     checks: str = "quick"
     markdown: bool = False
@@ -63,13 +64,15 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     def settings(self, fault: Fault) -> list[Setting]:
         """Where to run a fault: its own setting, or the world and the scenarios asked for.
 
-        A world that is named is named whole: what is left out is 1.
+        A world that is named is named whole: what is left out is 1. Draft tokens are no part of it.
         """
         setting = fault.setting
         asked = (self.pcp, self.tp, self.dcp, self.interleave)
         if any(size is not None for size in asked):
             pcp, tp, dcp, interleave = (1 if size is None else size for size in asked)
             setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
+        if self.spec_tokens is not None:
+            setting = replace(setting, spec_tokens=self.spec_tokens)
         names = self.scenarios or (setting.scenario,)
         return [replace(setting, scenario=name) for name in dict.fromkeys(names)]
 
@@ -297,6 +300,7 @@ def _options(setting: Setting) -> EngineOptions:
         dcp=setting.dcp,
         interleave=setting.interleave,
         capture_sizes=setting.capture_sizes,
+        spec_tokens=setting.spec_tokens,
     )
 
 
@@ -307,4 +311,5 @@ def _plan(setting: Setting) -> ScenarioPlan:
         vocab_size=model_shape(options.model).vocab_size,
         dcp_size=setting.dcp,
         seed=options.seed,
+        num_speculative_tokens=setting.spec_tokens,
     )

@@ -139,5 +139,7 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         interleave=config.parallel_config.cp_kv_cache_interleave_size,
         mode=CUDAGraphMode.NONE if padded else spec.mode,
         candidates=arm.candidates,
+        capture_sizes=config.compilation_config.cudagraph_capture_sizes if spec.replays else None,
+        decode_query_len=config.decode_query_len,
         padded_like=spec.padded_like,
     )

@@ -31,22 +31,26 @@ def time_arms(
     repetitions: int,
     on_step: Callable[[], None] = lambda: None,
     check: Callable[[Arm, StepPlan], None] = lambda arm, step: None,
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> list[StepTiming]:
     """Run the scenario `repetitions` times on each arm and return the times of every step.
 
     check: looks at what a timed step left, outside the timed stretch.
     forced: tokens to feed on, one list a step; None lets every arm go on with its own. kernel_s of
     each timing is the step's kernel floor in that repetition, None where it is not measured.
+    drafts: draft tokens, one list a step; no time goes into making them.
     """
     with _no_collector():
-        kernels = record_kernels(arms, plan, forced, clock, on_step)
+        kernels = record_kernels(arms, plan, forced, clock, on_step, drafts)
         timings = []
         for repetition in range(repetitions):
             for arm in arms:
                 arm.start(plan)
             for number, step in enumerate(plan.steps):
                 for arm in _in_turn(arms, number + repetition):
-                    wall_s, submit_s = _time_step(arm, step, _tokens(forced, number), clock)
+                    fed = (_tokens(forced, number), _tokens(drafts, number))
+                    run = partial(arm.execute, step, *fed)
+                    wall_s, submit_s = _time_step(run, clock)
                     check(arm, step)
                     floor = kernels.get((arm.label, step.index))
                     timings.append(
@@ -64,12 +68,10 @@ def time_arms(
         return timings
 
 
-def _time_step(
-    arm: Arm, step: StepPlan, forced: Sequence[int] | None, clock: Clock
-) -> tuple[float, float]:
+def _time_step(run: Callable[[], None], clock: Clock) -> tuple[float, float]:
     clock.synchronize()
     start = clock.now()
-    arm.execute(step, forced)
+    run()
     submitted = clock.now()
     clock.synchronize()
     return clock.now() - start, submitted - start
@@ -81,6 +83,7 @@ def record_kernels(
     forced: Sequence[Sequence[int]] | None,
     clock: Clock,
     on_step: Callable[[], None] = lambda: None,
+    drafts: Sequence[Sequence[int]] | None = None,
 ) -> dict[tuple[str, int], Kernels]:
     """The kernels of each arm in the steps whose floor is measured, by label and step index.
 
@@ -92,7 +95,7 @@ def record_kernels(
         arm.start(plan)
     for number, step in enumerate(plan.steps):
         for arm in arms:
-            run = partial(arm.execute, step, _tokens(forced, number))
+            run = partial(arm.execute, step, _tokens(forced, number), _tokens(drafts, number))
             if step.index in chosen:
                 kernels[arm.label, step.index] = clock.kernels(run)
             else:

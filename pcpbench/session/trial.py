@@ -70,17 +70,20 @@ class Trial:
         checks: str = "quick",
         on_step: Callable[[], None] = lambda: None,
         tokens: Sequence[Sequence[int]] | None = None,
+        drafts: Sequence[Sequence[int]] | None = None,
         watcher: Watcher | None = None,
     ) -> None:
         self.plan, self.stand, self.clock, self._dtype = plan, stand, clock, dtype
         self.repetitions, self.on_step = repetitions, on_step
         self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
-        self._given, self._watcher = tokens, watcher or _Nobody()
+        self._given, self._given_drafts = tokens, drafts
+        self._watcher = watcher or _Nobody()
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
         self._notices: list[Notice] = []
         self._tokens: list[list[int]] = []
+        self._drafts: list[list[int]] = []
         self._judged: dict[tuple[str, int], list[int]] = {}
         self._written: dict[str, list[Rows]] = {}
         self._judge = ScenarioJudge(
@@ -116,6 +119,7 @@ class Trial:
                 self.repetitions,
                 self.on_step,
                 self._check_timed,
+                self._drafts,
             )
         wall_s = time.perf_counter() - start
         return self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
@@ -124,6 +128,11 @@ class Trial:
     def tokens(self) -> list[list[int]]:
         """Tokens that fed all arms, one list a finished step; empty where each fed itself."""
         return [] if self.teacher is None else self._tokens
+
+    @property
+    def drafts(self) -> list[list[int]]:
+        """Draft tokens that all arms were given, one list a finished step."""
+        return [] if self.teacher is None else self._drafts
 
     @property
     def step_drifts(self) -> list[StepDrift]:
@@ -181,19 +190,21 @@ class Trial:
         looks = SecondLooks(self._judge, self.plan.scenario)
         for step in self.plan.steps:
             records: dict[str, StepRecord] = {}
-            forced = self._given_at(step)
+            forced = _given_at(self._given, step)
+            drafts = _given_at(self._given_drafts, step)
             for label, arm in self.stand.arms.items():
                 try:
-                    arm.execute(step, forced)
+                    arm.execute(step, forced, drafts)
                     records[label] = arm.record(step, self.plan.scenario)
                 except MeasuredFailure as failure:
                     self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
                 self._judged[label, step.index] = arm.sampled()
                 if label == self.teacher and self._given is None:
-                    forced = arm.sampled()
+                    forced, drafts = arm.sampled(), arm.drafts()
                 self.on_step()
             self._tokens.append(list(forced or []))
+            self._drafts.append(list(drafts or []))
             views = self._views()
             self._judge.observe_step(step, records, views, self._tables())
             self._judge.observe_kv(step, records, views)
@@ -211,12 +222,6 @@ class Trial:
                     self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
         return False
-
-    def _given_at(self, step: StepPlan) -> Sequence[int] | None:
-        """Tokens to feed on that were settled before; none for a step that was never finished."""
-        if self._given is None or step.index >= len(self._given):
-            return None
-        return self._given[step.index] if step.scheduled else None
 
     def _verify_dense(self) -> None:
         """Contract C18: the arm that all others are held against, computed again without cache.
@@ -262,7 +267,7 @@ class Trial:
             if arm.label == self.teacher:
                 forced = None
             try:
-                arm.execute(step, forced)
+                arm.execute(step, forced, self._drafts[number])
             except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return
@@ -272,3 +277,10 @@ class Trial:
             yield from compare_poisoned(clean[number], record, written, rows, poison)
             live.leave(step)
             self.on_step()
+
+
+def _given_at(given: Sequence[Sequence[int]] | None, step: StepPlan) -> Sequence[int] | None:
+    """What was settled before for this step; None for a step that was never finished."""
+    if given is None or step.index >= len(given):
+        return None
+    return given[step.index] if step.scheduled else None

@@ -71,22 +71,31 @@ class BuiltinArm:
         with engine_errors():
             self.engine.start(plan)
 
-    def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
+    def execute(
+        self,
+        step: StepPlan,
+        forced: Sequence[int] | None = None,
+        drafts: Sequence[int] | None = None,
+    ) -> None:
         """Run one step."""
         self._previous = self._output
         try:
             with engine_errors():
-                self._output = self.engine.execute(step, forced)
+                self._output = self.engine.execute(step, forced, drafts)
         finally:
             self.engine.before_forward = None
 
     def sampled(self) -> list[int]:
-        """Tokens that the last step sampled, in the plan's order."""
+        """Tokens that the last step sampled, one for each row of logits, in the plan's order."""
         output = self._last()
         if not output.sampled:
             return []
         tokens: list[int] = output.sampled[0].tokens.tolist()
         return tokens
+
+    def drafts(self) -> list[int]:
+        """Draft tokens of the last step, request after request."""
+        return list(self._last().drafts)
 
     def record(self, step: StepPlan, scenario: str) -> StepRecord:
         """Host copies of what the last step left behind, with the buffers that have moved."""

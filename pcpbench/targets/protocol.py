@@ -58,11 +58,23 @@ class Arm(Protocol):
     def start(self, plan: ScenarioPlan) -> None:
         """Begin a scenario (again)."""
 
-    def execute(self, step: StepPlan, forced: Sequence[int] | None = None) -> None:
-        """Run one step; `forced` tokens are fed on in place of the sampled ones."""
+    def execute(
+        self,
+        step: StepPlan,
+        forced: Sequence[int] | None = None,
+        drafts: Sequence[int] | None = None,
+    ) -> None:
+        """Run one step; `forced` tokens are fed on in place of the sampled ones.
+
+        drafts: the step's draft tokens, request after request; None lets the arm find those that
+        make the planned acceptance come true.
+        """
 
     def sampled(self) -> list[int]:
-        """Tokens that the last step sampled, in the plan's order."""
+        """Tokens that the last step sampled, one for each row of logits, in the plan's order."""
+
+    def drafts(self) -> list[int]:
+        """Draft tokens of the last step, request after request."""
 
     def record(self, step: StepPlan, scenario: str) -> StepRecord:
         """Host copies of what the last step left behind.

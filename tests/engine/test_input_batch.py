@@ -130,6 +130,18 @@ def test_draft_tokens_follow_the_sampled_one():
     assert batch.num_draft_tokens_per_req.tolist() == [0, 2]
 
 
+def test_the_hosts_cursor_may_be_ahead_and_only_bounds(mixed_step):
+    # Two drafts of "decode" were rejected; the host does not know yet.
+    requests, scheduled = mixed_step
+    requests.num_computed_tokens_np[2] = 4
+    batch = InputBatch.from_plan(scheduled, requests, dirty_buffers())
+    assert batch.positions.tolist() == [4, 5, 6, 2, 0]
+    assert batch.seq_lens.tolist() == [7, 3, 1]
+    assert batch.num_computed_tokens_np.tolist() == [4, 4, 0]
+    assert batch.seq_lens_cpu_upper_bound.tolist() == [7, 5, 1]
+    assert batch.is_prefilling_np.tolist() == [True, False, True]
+
+
 def test_step_that_does_not_fit_or_is_empty_is_refused(mixed_step):
     requests, scheduled = mixed_step
     for buffers in (dirty_buffers(max_num_reqs=2), dirty_buffers(max_num_tokens=4)):

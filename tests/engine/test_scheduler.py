@@ -26,8 +26,8 @@ def entry(prompt_len: int, output_len: int, **more: Any) -> RequestEntry:
 class Replay:
     """A worker's view of a plan, in dicts; asserts what a plan promises."""
 
-    def __init__(self, plan: ScenarioPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: ScenarioPlan, num_drafts: int = 0) -> None:
+        self.plan, self.num_drafts = plan, num_drafts
         self.tables: dict[str, list[list[int]]] = {}
         self.computed: dict[str, int] = {}
         self.known: dict[str, int] = {}
@@ -87,15 +87,25 @@ class Replay:
         assert share.num_computed_tokens == self.computed[req_id]
         assert share.prefill_len == self.known[req_id]
         assert share.num_scheduled_tokens > 0
-        if not share.is_prefilling:
-            assert share.num_scheduled_tokens == 1
-        self.computed[req_id] += share.num_scheduled_tokens
+        if share.is_prefilling:
+            assert share.num_draft_tokens == 0
+        else:
+            room = self.plan.max_model_len - share.num_computed_tokens
+            assert share.num_scheduled_tokens == min(1 + self.num_drafts, room)
+            assert share.num_draft_tokens == share.num_scheduled_tokens - 1
+        assert 0 <= share.num_accepted_tokens <= share.num_draft_tokens
+        end = self.computed[req_id] + share.num_scheduled_tokens
+        assert end <= self.plan.max_model_len
         for table, span in zip(self.tables[req_id], self.plan.block_sizes, strict=True):
-            assert len(table) == -(-self.computed[req_id] // span), "table and tokens disagree"
+            assert len(table) == -(-end // span), "table and tokens disagree"
+        self.computed[req_id] = end - share.num_draft_tokens + share.num_accepted_tokens
         if share.samples:
-            self.outputs[req_id] += 1
+            self.outputs[req_id] += 1 + share.num_accepted_tokens
             assert self.outputs[req_id] <= self.max_tokens[req_id]
             assert self.computed[req_id] < self.plan.max_model_len
+            if not share.is_prefilling:  # all tokens but the last one have their KV
+                prompt_len = share.prompt_len
+                assert self.computed[req_id] == prompt_len + self.outputs[req_id] - 1
 
 
 @st.composite
@@ -107,7 +117,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 24)),
         max_model_len=48,
         block_size=block_size,
-        num_blocks=1 + -(-47 // block_size) * 2 + draw(st.integers(0, 8)),
+        num_blocks=1 + -(-48 // block_size) * 2 + draw(st.integers(0, 8)),
     )
     requests = draw(
         st.lists(
@@ -126,10 +136,23 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 
 
 @settings(max_examples=150, deadline=None)
-@given(made=scenarios(), dcp_size=st.sampled_from([1, 2, 4]), num_kv_groups=st.sampled_from([1, 2]))
-def test_every_plan_keeps_its_promises(made: Scenario, dcp_size: int, num_kv_groups: int) -> None:
-    plan = make_plan(made, vocab_size=50, dcp_size=dcp_size, num_kv_groups=num_kv_groups)
-    Replay(plan)
+@given(
+    made=scenarios(),
+    dcp_size=st.sampled_from([1, 2, 4]),
+    num_kv_groups=st.sampled_from([1, 2]),
+    num_drafts=st.sampled_from([0, 0, 1, 3]),
+)
+def test_every_plan_keeps_its_promises(
+    made: Scenario, dcp_size: int, num_kv_groups: int, num_drafts: int
+) -> None:
+    plan = make_plan(
+        made,
+        vocab_size=50,
+        dcp_size=dcp_size,
+        num_kv_groups=num_kv_groups,
+        num_speculative_tokens=num_drafts,
+    )
+    Replay(plan, num_drafts)
     assert plan.block_sizes == (made.limits.block_size * dcp_size,) * num_kv_groups
     assert set(plan.arrivals_s) == {spec.req_id for spec in made.expand()}
 
@@ -266,7 +289,14 @@ def test_prompts_depend_on_names_and_seed_only() -> None:
         ({"block_size": -1}, ["--block-size is -1"]),
         ({"block_size": True}, ["--block-size is true"]),
         ({"num_blocks": 4_000_000}, ["--num-blocks is 4000000", "use at most"]),
-        ({"num_speculative_tokens": 2}, ["--num-speculative-tokens is 2", "use 0"]),
+        (
+            {"num_speculative_tokens": 2, "max_num_batched_tokens": 40},
+            ["--max-num-batched-tokens is 40", "16 decodes of 3 tokens need 48"],
+        ),
+        (
+            {"num_speculative_tokens": 7, "max_model_len": 48, "num_blocks": 4, "block_size": 15},
+            ["--num-blocks is 4", "48 KV positions", "use 5 blocks"],
+        ),
     ],
 )
 def test_limits_that_cannot_work_are_refused_by_name(
@@ -299,3 +329,50 @@ def test_the_pool_never_hands_out_the_null_block_and_reuses_the_last_freed() -> 
     pool.give_back([3])
     pool.give_back([1, 2])
     assert pool.take(3) == (1, 2, 3)
+
+
+def test_a_verification_by_hand() -> None:
+    """Three drafts a step: what is accepted moves the cursor, what is rejected comes again."""
+    plan = make_plan(scenario(entry(4, 9)), vocab_size=50, num_speculative_tokens=3)
+    Replay(plan, 3)
+    prefill, *decodes = [step.scheduled[0] for step in plan.steps[:-1]]
+    # A prompt of 1 + k tokens is a prefill: no drafts, one token sampled.
+    assert prefill.is_prefilling
+    assert (prefill.num_draft_tokens, prefill.num_logits, prefill.num_output_tokens) == (0, 1, 1)
+    cursor = 4
+    for share in decodes:
+        assert (share.num_computed_tokens, share.num_scheduled_tokens) == (cursor, 4)
+        assert share.num_logits == 4
+        cursor += share.num_output_tokens
+    assert sum(share.num_output_tokens for share in decodes) == 8
+    assert decodes[-1].num_accepted_tokens <= 9 - (decodes[-1].num_computed_tokens - 4 + 1) - 1
+
+
+def test_drafts_do_not_run_past_the_longest_length() -> None:
+    limits = Limits(max_model_len=16, block_size=4, num_blocks=9, max_num_seqs=2)
+    made = scenario(entry(4, 12), limits=limits)
+    plan = make_plan(made, vocab_size=50, num_speculative_tokens=6)
+    Replay(plan, 6)
+    shares = [step.scheduled[0] for step in plan.steps[1:-1]]
+    assert shares[0].num_draft_tokens == 6
+    assert shares[-1].num_computed_tokens + shares[-1].num_scheduled_tokens == 16
+    assert shares[-1].num_draft_tokens < 6
+
+
+def test_acceptance_is_the_same_whatever_the_world_and_varies_with_the_seed() -> None:
+    made = scenario(entry(4, 30, count=3))
+
+    def accepted(**settings_: int) -> list[int]:
+        plan = make_plan(made, vocab_size=50, num_speculative_tokens=3, **settings_)
+        return [share.num_accepted_tokens for step in plan.steps for share in step.scheduled]
+
+    assert accepted() == accepted(dcp_size=2) == accepted(num_blocks=4096)
+    assert accepted() != accepted(seed=1)
+    assert set(accepted()) == {0, 1, 2, 3}
+
+
+def test_the_budget_is_raised_for_drafts_and_only_then() -> None:
+    made = scenario(entry(2, 4, count=20), limits=Limits(max_num_seqs=20))
+    for num_drafts, budget in ((0, 64), (2, 64), (3, 80)):
+        plan = make_plan(made, vocab_size=50, num_speculative_tokens=num_drafts)
+        assert plan.max_num_batched_tokens == budget

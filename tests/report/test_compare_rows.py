@@ -1,4 +1,5 @@
 import io
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -157,6 +158,24 @@ def test_counts_of_a_step(steps):
     assert (row.real_tokens, row.padded_tokens) == (6, 8)
     assert frame.has_prefill["full", 0]
     assert not frame.has_prefill["full", 1]
+
+
+def test_counts_of_a_verification(make):
+    made = make.steps()
+    plan, record = made.plan, made.records[0]
+    share = msgspec.structs.replace(
+        plan.steps[0].scheduled[0], num_scheduled_tokens=4, num_draft_tokens=3
+    )
+    step = msgspec.structs.replace(plan.steps[0], scheduled=(share, plan.steps[0].scheduled[1]))
+    rank = replace(record.ranks[0], num_accepted=np.array([2, 0]))
+    record = replace(
+        record, sampled=np.arange(5), draft_tokens=np.array([7, 8, 9]), ranks=(rank, rank)
+    )
+    plan = msgspec.structs.replace(plan, steps=(step, *plan.steps[1:]))
+    row = step_rows(make.passed(), plan, [record])[0]
+    # Five rows of logits, three drafts, two of them right: 1 + 2 tokens for a, one for b.
+    assert (row["num_draft_tokens"], row["num_accepted_tokens"]) == (3, 2)
+    assert (row["num_sampled"], row["max_query_len"]) == (4, 8)
 
 
 def test_an_arm_that_was_not_timed_has_no_times(steps):

@@ -298,3 +298,18 @@ def test_the_talk_beside_json_is_the_verdict(make):
     text = make.render(print_verdict, make.compare(*every_kind(make)), 100)
     assert text.startswith("FAIL")
     assert len(text.splitlines()) <= 4
+
+
+def test_drafts_are_told_where_there_are_any(make, show):
+    passed = make.passed()
+    assert "Drafts accepted" not in show(passed)[1]
+    arms = tuple(
+        msgspec.structs.replace(arm, num_draft_tokens=200, num_accepted_tokens=150)
+        for arm in passed.arms
+    )
+    settings = make.compare(passed).settings | {"num_speculative_tokens": 3}
+    text = show(make.passed(arms=arms), settings=settings)[1]
+    assert "Drafts accepted" in text
+    assert text.count("150 of 200") == 2
+    assert "spec-tokens 3" in text
+    assert "ITL = gap between successive steps that gave a request tokens" in text

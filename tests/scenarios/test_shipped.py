@@ -13,11 +13,18 @@ from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 
 NAMES = shipped_names()
-ASKED_FOR = {"S1", "S2", "S3", "S4", "S7", "S8", "S11", "S12", "S14"}
+ASKED_FOR = {"S1", "S2", "S3", "S4", "S7", "S8", "S11", "S12", "S13", "S14"}
+WITH_DRAFTS = {"s4-draft-length-prompts": (1, 3)}
+"""Scenarios that trigger what they claim under so many draft tokens only."""
 
 
-def plan_of(name: str, dcp_size: int = 1) -> ScenarioPlan:
-    return make_plan(load_scenario(name), vocab_size=512, dcp_size=dcp_size)
+def plan_of(name: str, dcp_size: int = 1, num_drafts: int = 0) -> ScenarioPlan:
+    return make_plan(
+        load_scenario(name),
+        vocab_size=512,
+        dcp_size=dcp_size,
+        num_speculative_tokens=num_drafts,
+    )
 
 
 def is_decode(step: StepPlan) -> bool:
@@ -145,6 +152,44 @@ def s14_short_prefills_and_ranks_without_rows(plan: ScenarioPlan) -> bool:
     return {1, 2, 3, 5, 7, 15} <= short and one_decode_beside_prefill and {1, 3, 5} <= uneven
 
 
+def decode_len(plan: ScenarioPlan) -> int:
+    return max(share.num_scheduled_tokens for share in shares(plan, prefill=False))
+
+
+def s4_prompts_and_last_chunks_of_decode_length(plan: ScenarioPlan) -> bool:
+    length = decode_len(plan)
+    found = {
+        bool(share.num_computed_tokens)
+        for step in plan.steps
+        for share in step.scheduled
+        if share.is_prefilling and share.samples and share.num_scheduled_tokens == length
+        if any(not other.is_prefilling for other in step.scheduled)
+    }
+    return length > 1 and found == {False, True}
+
+
+def prefill_among_queries_of_its_length(plan: ScenarioPlan) -> bool:
+    return any(
+        step.has_prefill
+        and {share.num_scheduled_tokens for share in step.scheduled} == {decode_len(plan)}
+        for step in plan.steps
+    )
+
+
+def s13_lengths_around_every_border(plan: ScenarioPlan) -> bool:
+    lengths = {s.num_computed_tokens + 1 for s in shares(plan, prefill=False)}
+    # Of 0 the share is: a length of 1 leaves every rank but the first without any.
+    return all(
+        {1, i - 1 or 1, i, i + 1, d * i - 1, d * i, d * i + 1} - {1} <= lengths
+        and any(s.prompt_len == 1 for s in shares(plan, prefill=True))
+        for d, i in ((2, 2), (2, 4), (4, 2), (4, 4))
+    )
+
+
+def rejected_and_written_again(plan: ScenarioPlan) -> bool:
+    return any(s.num_rejected_tokens and s.num_accepted_tokens for s in shares(plan, prefill=False))
+
+
 def one_token_prefill_among_ones(plan: ScenarioPlan) -> bool:
     return any(
         step.has_prefill and all(share.num_scheduled_tokens == 1 for share in step.scheduled)
@@ -179,6 +224,7 @@ TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
     "S8": s8_larger_than_captured_then_decodes,
     "S11": s11_kv_grows_far,
     "S12": s12_other_layouts_of_equal_tokens,
+    "S13": s13_lengths_around_every_border,
     "S14": s14_short_prefills_and_ranks_without_rows,
     "K01": shrinks,
     "K02": shrinks,
@@ -191,17 +237,59 @@ TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
     "K24": empty_share_under_dcp_four,
     "K25": empty_share_under_dcp_four,
     "K26": ragged_prefill_chunks,
+    "K34": rejected_and_written_again,
+}
+DRAFT_TRIGGERS = TRIGGERS | {
+    "S4": s4_prompts_and_last_chunks_of_decode_length,
+    "K18": prefill_among_queries_of_its_length,
 }
 
 
 def claims() -> list[tuple[str, str]]:
-    return [(name, cover) for name in NAMES for cover in load_scenario(name).covers]
+    return [
+        (name, cover)
+        for name in NAMES
+        if name not in WITH_DRAFTS
+        for cover in load_scenario(name).covers
+    ]
 
 
 @pytest.mark.parametrize(("name", "cover"), claims())
 @pytest.mark.parametrize("dcp_size", [1, 4])
 def test_a_scenario_triggers_what_it_claims(name: str, cover: str, dcp_size: int) -> None:
     assert TRIGGERS[cover](plan_of(name, dcp_size)), f"{name} does not trigger {cover}"
+
+
+@pytest.mark.parametrize(("name", "cover"), [
+    (name, cover) for name in WITH_DRAFTS for cover in load_scenario(name).covers
+])  # fmt: skip
+@pytest.mark.parametrize("dcp_size", [1, 4])
+def test_a_scenario_made_for_drafts_triggers_what_it_claims(
+    name: str, cover: str, dcp_size: int
+) -> None:
+    found = [DRAFT_TRIGGERS[cover](plan_of(name, dcp_size, count)) for count in WITH_DRAFTS[name]]
+    assert any(found) if cover == "K34" else all(found)
+
+
+def test_near_the_longest_length_a_decode_batch_is_not_uniform() -> None:
+    plan = plan_of("s4-draft-length-prompts", num_drafts=3)
+    lengths = [
+        {share.num_scheduled_tokens for share in step.scheduled}
+        for step in plan.steps
+        if is_decode(step)
+    ]
+    assert any(len(found) > 1 for found in lengths)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_drafts", [1, 3])
+def test_every_scenario_runs_with_drafts(name: str, num_drafts: int) -> None:
+    plan = plan_of(name, 1, num_drafts)
+    decodes = shares(plan, prefill=False)
+    assert {share.num_draft_tokens for share in decodes} >= {num_drafts}
+    accepted = {share.num_accepted_tokens for share in decodes}
+    assert {0, num_drafts} <= accepted
+    assert plan.max_num_batched_tokens >= plan.max_num_seqs * (1 + num_drafts)
 
 
 def test_the_triggers_tell_scenarios_apart() -> None:

@@ -29,6 +29,7 @@ class Bench:
             vocab_size=model_shape(self.options.model).vocab_size,
             dcp_size=self.options.dcp,
             max_num_seqs=self.options.max_num_seqs,
+            num_speculative_tokens=self.options.spec_tokens,
         )
         target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
         builder = StandBuilder(target, build_ladder(base, candidate), self.options, "cpu")

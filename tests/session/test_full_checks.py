@@ -49,8 +49,8 @@ def test_a_write_past_the_slot_mapping_is_named(bench, monkeypatch, world):
     trial = bench("s7-same-prompt-twice", "full", **world)
     execute = Engine.execute
 
-    def faulty(self, plan, forced=None):
-        output = execute(self, plan, forced)
+    def faulty(self, plan, *feed):
+        output = execute(self, plan, *feed)
         if plan.index == 9:
             for worker in self.workers:
                 worker.kv_caches[1].view(-1, worker.kv_caches[1].shape[-1])[-1] += 1
