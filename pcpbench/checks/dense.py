@@ -138,8 +138,14 @@ class DenseCheck:
         """Of each, the positions that a token was sampled behind."""
         return [list(found.rows) for found in self._samples.values()]
 
-    def compare(self, dense: Sequence[NDArray[np.float32]]) -> Iterator[Violation]:
-        """One violation for each position that left the budget; dense: [positions, vocab] each."""
+    def compare(self, dense: Sequence[NDArray[np.float32]]) -> list[Violation]:
+        """One violation for each position that left the budget, in the order of their steps.
+
+        dense: [positions, vocab] of each sequence.
+        """
+        return sorted(self._compare(dense), key=lambda violation: violation.step)
+
+    def _compare(self, dense: Sequence[NDArray[np.float32]]) -> Iterator[Violation]:
         for (name, found), right in zip(self._samples.items(), dense, strict=True):
             left = np.stack([row for _, row in found.rows.values()])
             drift = measure("partition", "logits", left, right, self._dtype)

@@ -48,10 +48,10 @@ def test_sequences_are_prompt_and_tokens_fed_up_to_the_last_position(kit, case):
 
 def test_equal_logits_and_a_near_miss_are_no_finding(case):
     _, _, check, right = case
-    assert list(check.compare(right)) == []
+    assert check.compare(right) == []
     near = [part.copy() for part in right]
     near[1][2, 4] += 0.9e-4 * np.sqrt(np.square(near[1][2]).mean())
-    assert list(check.compare(near)) == []
+    assert check.compare(near) == []
 
 
 def test_a_position_beyond_the_limit_is_named(case):
@@ -68,6 +68,17 @@ def test_a_position_beyond_the_limit_is_named(case):
     assert found.message.endswith("(max abs 0.125), the limit is 0.0001")
 
 
+def test_each_position_beyond_the_limit_is_named_once(case):
+    _, _, check, right = case
+    off = [part.copy() for part in right]
+    off[0][[1, 4], 0] += (0.001, 9.0)
+    off[1][0, 0] += 1.0
+    found = check.compare(off)
+    assert [one.step for one in found] == [0, 1, 4]
+    places = ("r1 at position 8", "r0 at position 3", "r0 at position 6")
+    assert all(place in one.message for place, one in zip(places, found, strict=True))
+
+
 def test_many_small_errors_break_the_cosine_and_the_worst_is_named(case):
     """Each row within its limit, and all together off: in half precision that is a wrong key."""
     plan, records, _, right = case
@@ -77,7 +88,7 @@ def test_many_small_errors_break_the_cosine_and_the_worst_is_named(case):
     for part in right:
         scale = np.sqrt(np.square(part).mean(1, keepdims=True))
         off.append((part + 0.2 * scale * rng.choice([-1, 1], part.shape)).astype(np.float32))
-    found = list(check.compare(off))
+    found = check.compare(off)
     assert len(found) == 2
     assert all("the limit is 0.3" in one.message for one in found)
 
@@ -93,7 +104,7 @@ def test_a_value_that_is_not_finite_is_named(case):
 
 def test_another_vocabulary_is_a_finding(case):
     _, _, check, right = case
-    found = list(check.compare([part[:, :-1] for part in right]))
+    found = check.compare([part[:, :-1] for part in right])
     assert [one.contract for one in found] == ["C18", "C18"]
     assert "shape [5, 11], the dense ones [5, 10]" in found[0].message
 
@@ -116,6 +127,22 @@ def test_a_request_that_comes_back_goes_on_in_one_sequence(kit):
     assert check.positions == [[3, 4, 5, 6]]
     fed = [int(records[i].sampled[0]) for i in (0, 1, 3)]
     assert check.token_ids == [[*prompt, *fed]]
+
+
+def test_positions_that_a_request_comes_back_without_are_left_out(kit):
+    """It had three tokens, is taken back with one, and the plan ends before it samples again."""
+    prompt = kit.prompt_of(0, 4)
+    new = NewRequest(req_id="r0", prompt_token_ids=prompt, max_tokens=9)
+    back = NewRequest(req_id="r0", prompt_token_ids=prompt, max_tokens=9, num_generated=1)
+    steps = [
+        StepPlan(index=0, scheduled=(kit.scheduled("r0", 4),), new_requests=(new,)),
+        StepPlan(index=1, scheduled=(kit.scheduled("r0", 1, 4, 4),)),
+        StepPlan(index=2, scheduled=(kit.scheduled("r0", 1, 5, 4),)),
+        StepPlan(index=3, scheduled=(kit.scheduled("r0", 2, 0, 5),), new_requests=(back,),
+                 preempted_req_ids=("r0",)),
+    ]  # fmt: skip
+    plan = kit.plan_of(steps)
+    assert DenseCheck(plan, records_of(kit, plan), "float32").positions == [[3, 4]]
 
 
 def test_a_token_that_there_is_not_ends_a_sequence(case):
@@ -166,6 +193,18 @@ def test_two_owners_of_a_block_come_before_any_reuse(kit, monkeypatch):
     assert choose_requests(plan) == ("b", "d")
 
 
+def test_who_came_back_owns_its_blocks_again(kit, monkeypatch):
+    monkeypatch.setattr(dense, "MAX_TOKENS", 0)
+    plan = lives(kit, [
+        ([("a", 4, 0), ("b", 9, 0)], ("a", "b"), {"a": (1,), "b": (2,)}, {}),
+        ([("c", 4, 0)], ("c",), {"c": (1,)}, {"preempted_req_ids": ("a",)}),
+        ([("a", 4, 0)], ("a",), {"a": (3,)}, {}),
+        ([("d", 4, 0), ("a", 1, 4)], ("d",), {"d": (3,)}, {}),
+        ([("b", 1, 9)], (), {}, {}),
+    ])  # fmt: skip
+    assert choose_requests(plan) == ("b", "a", "d")
+
+
 def test_others_are_looked_at_while_their_tokens_last(kit, monkeypatch):
     plan = kit.make_plan([40, 3, 3, 3], 2)
     assert len(choose_requests(plan)) == 4
@@ -179,4 +218,4 @@ def test_a_plan_without_requests_has_nothing_to_look_at(kit):
     plan = kit.plan_of([StepPlan(index=0, scheduled=(), idle=True)])
     assert choose_requests(plan) == ()
     check = DenseCheck(plan, [], "float32")
-    assert list(check.compare([])) == []
+    assert check.compare([]) == []
