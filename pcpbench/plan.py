@@ -1,13 +1,18 @@
-"""What the scheduler decided for one step: the only truth that engine and judge share.
+"""What the scheduler decided for one step: what engine and judge share.
 
 Owns the frozen records of a plan. A plan is made once for a scenario and fed to every arm, so that
-all arms run the same steps. It holds no tensor and knows no engine; `checks/` rebuilds all metadata
-of a step from it.
+all arms run the same steps. It holds no tensor and knows no engine; `checks/` audits it and
+rebuilds all metadata of a step from it.
 """
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
+
+PLAN: Final = "plan"
+"""The arm of a violation that all arms share: the plan itself is at fault (contract C19)."""
 
 
 class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +125,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_sizes: token positions that one block id stands for, one entry a KV group
     (block_size x dcp where the group is sharded).
     arrivals_s: req_id -> arrival on the scenario's clock.
+    requests: every request as the scenario asks for it, whatever the scheduler made of it.
     """
 
     scenario: str
@@ -131,3 +137,4 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     block_sizes: tuple[int, ...]
     vocab_size: int
     arrivals_s: dict[str, float] = {}
+    requests: tuple[NewRequest, ...] = ()

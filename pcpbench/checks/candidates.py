@@ -1,6 +1,6 @@
-"""C10 over an arm's candidates: what it may dispatch to is what SPEC 3 makes of its capture sizes.
+"""C10 over an arm's graphs: what it may dispatch to is what SPEC 3 makes of its capture sizes.
 
-Owns the judge's own list of candidates. Knows no step.
+Owns the judge's own list of candidates, and that each was captured as its mode says. Knows no step.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pcpbench.checks.setup import ArmSetup
-from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Violation
 
@@ -17,53 +17,85 @@ Shape = tuple[str, int, int | None, int | None]
 
 
 def wanted_shapes(setup: ArmSetup, plan: ScenarioPlan) -> set[Shape]:
-    """The captured shapes of a mode with a decode routine, or of PIECEWISE.
+    """The captured shapes of a mode with a decode routine, or of PIECEWISE; none for NONE.
 
     Sizes 1, 2, 4, 8 with decodes of 3 tokens: decode graphs of 3 tokens (1 request) and 6 (2); 8
     would become 9, which is past the largest size.
     """
     shapes: set[Shape] = set()
-    sizes, length = setup.capture_sizes or (), setup.decode_query_len
+    mode, sizes, length = _mode(setup), setup.capture_sizes or (), setup.decode_query_len
     for size in sizes:
         if size > plan.max_num_batched_tokens:
             continue
-        if setup.mode.mixed_mode() is CUDAGraphMode.PIECEWISE:
+        if mode.mixed_mode() is CUDAGraphMode.PIECEWISE:
             shapes.add(("PIECEWISE", size, None, None))
         num_reqs = (size + length - 1) // length
         fits = num_reqs * length <= min(max(sizes), plan.max_num_batched_tokens)
-        if setup.mode.has_full_cudagraphs() and fits and num_reqs <= plan.max_num_seqs:
+        if mode.has_full_cudagraphs() and fits and num_reqs <= plan.max_num_seqs:
             shapes.add(("FULL", num_reqs * length, num_reqs, length))
     return shapes
 
 
 def candidate_violations(setup: ArmSetup, plan: ScenarioPlan) -> Iterator[Violation]:
-    """C10: a violation for each shape that is missing, and for each that is not as it should be."""
-    if setup.capture_sizes is None or setup.mode is CUDAGraphMode.FULL:
+    """C10: shapes that are missing or not as they should be; graphs that are missing or cut."""
+    for message in (*_shape_messages(setup, plan), *_graph_messages(setup)):
+        yield Violation(
+            contract="C10",
+            arm=setup.name,
+            scenario=plan.scenario,
+            step=plan.steps[0].index if plan.steps else 0,
+            rank=None,
+            tensor="candidates",
+            message=message,
+        )
+
+
+def _shape_messages(setup: ArmSetup, plan: ScenarioPlan) -> Iterator[str]:
+    """Candidates against the list made here. Plain FULL is refused under PCP and left out."""
+    if setup.capture_sizes is None or _mode(setup) is CUDAGraphMode.FULL:
         return
     wanted = wanted_shapes(setup, plan)
-    found = {_shape(candidate) for candidate in setup.candidates}
+    found = _candidates(setup)
     sizes = ", ".join(map(str, setup.capture_sizes))
-    made = f"capture sizes {sizes} and decodes of {setup.decode_query_len} tokens"
+    made = (
+        f"capture sizes {sizes}, decodes of {setup.decode_query_len} tokens and at most "
+        f"{plan.max_num_seqs} requests"
+    )
     for shapes, what in ((wanted - found, "is missing among"), (found - wanted, "is no shape of")):
         for shape in sorted(shapes, key=str):
-            yield Violation(
-                contract="C10",
-                arm=setup.name,
-                scenario=plan.scenario,
-                step=plan.steps[0].index,
-                rank=None,
-                tensor="candidates",
-                message=f"{_words(shape)} {what} the candidates for {made}",
-            )
+            yield f"{_words(shape)} {what} the candidates for {made}"
 
 
-def _shape(candidate: BatchExecutionDescriptor) -> Shape:
-    return (
-        candidate.cg_mode.name,
-        candidate.num_tokens,
-        candidate.num_reqs,
-        candidate.uniform_token_count,
-    )
+def _graph_messages(setup: ArmSetup) -> Iterator[str]:
+    """Graphs against candidates, and FULL whole, PIECEWISE cut at attention (SPEC 3)."""
+    if setup.captured is None:
+        return
+    candidates = _candidates(setup)
+    found: set[Shape] = {
+        (graph.mode, graph.num_tokens, graph.num_reqs, graph.uniform_token_count)
+        for graph in setup.captured
+    }
+    for shape in sorted(candidates - found, key=str):
+        yield f"{_words(shape)} is a candidate and was not captured"
+    for shape in sorted(found - candidates, key=str):
+        yield f"{_words(shape)} was captured and is no candidate"
+    for graph in setup.captured:
+        if graph.mode == "FULL" and graph.eager_breaks:
+            count = f"{graph.eager_breaks} eager break{'s' if graph.eager_breaks > 1 else ''}"
+            yield f"{graph.descriptor} has {count}: a FULL graph holds the whole forward pass"
+        if graph.mode == "PIECEWISE" and not graph.eager_breaks:
+            yield f"{graph.descriptor} has no eager break: attention was captured with the rest"
+
+
+def _mode(setup: ArmSetup) -> CUDAGraphMode:
+    return setup.mode if setup.descriptor_mode is None else setup.descriptor_mode
+
+
+def _candidates(setup: ArmSetup) -> set[Shape]:
+    return {
+        (each.cg_mode.name, each.num_tokens, each.num_reqs, each.uniform_token_count)
+        for each in setup.candidates
+    }
 
 
 def _words(shape: Shape) -> str:

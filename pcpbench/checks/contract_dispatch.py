@@ -61,7 +61,10 @@ def check_dispatch(view: StepView) -> Iterator[Violation]:
     chosen = view.record.descriptor
     for record in view.record.ranks:
         if record.descriptor != chosen:
-            message = f"rank {record.rank} chose {record.descriptor.label}, step ran {chosen.label}"
+            message = (
+                f"rank {record.rank} chose {record.descriptor.label} for {record.dispatch_num_reqs}"
+                f" rows and {record.dispatch_num_tokens} tokens, step ran {chosen.label}"
+            )
             yield view.violation("C10", record.rank, "descriptor", message)
     is_replay = chosen.cg_mode is not CUDAGraphMode.NONE and view.setup.padded_like is None
     if is_replay and view.record.num_replays == 0:

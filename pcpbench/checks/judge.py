@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import msgspec
 import numpy as np
 
 from pcpbench.checks import compare, kv, metrics
@@ -20,6 +19,7 @@ from pcpbench.checks.kv import KvView
 from pcpbench.checks.ledger import Ledger
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import TokenFeed
+from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.checks.replays import compare_again, compare_late, slots_of
 from pcpbench.checks.setup import KINDS, ArmSetup, Pair
 from pcpbench.checks.stats import ratio_of
@@ -92,10 +92,11 @@ class ScenarioJudge:
         tables: Mapping[str, Tables],
         captures: Mapping[str, Sequence[Change]],
     ) -> None:
-        """Take in the arms' caches and global tables before the first step (C15, C9, C10).
+        """Judge the plan (C19) and the arms' graphs (C10); take in caches and global tables.
 
-        captures: what the capture of each arm changed that it had to leave alone.
+        captures: what the capture of each arm changed that it had to leave alone (C9).
         """
+        self.ledger.keep(plan_violations(self.plan))
         for setup in self.setups.values():
             self.ledger.keep(candidate_violations(setup, self.plan))
         for name, view in kv_views.items():
@@ -202,13 +203,8 @@ class ScenarioJudge:
     @property
     def step_audits(self) -> list[StepAudit]:
         """Every step of every arm: its dispatch, and all contracts that broke in it so far."""
-        broken = self.ledger.by_step
         return [
-            msgspec.structs.replace(
-                audit, violated_contracts=tuple(broken.get((audit.arm, audit.step), ()))
-            )
-            for tally in self.arms.values()
-            for audit in tally.audit.steps
+            self.ledger.mark(audit) for tally in self.arms.values() for audit in tally.audit.steps
         ]
 
     @property

@@ -6,10 +6,14 @@ Owns what is kept and what is only counted. Decides nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable
 from typing import Final
 
+import msgspec
+
+from pcpbench.plan import PLAN
 from pcpbench.records import Violation
+from pcpbench.results import StepAudit
 
 MAX_SHOWN: Final = 20
 """Violations kept of one contract in one arm; the rest are counted."""
@@ -33,10 +37,11 @@ class Ledger:
             place = (violation.arm, violation.step)
             self._by_step.setdefault(place, set()).add(violation.contract)
 
-    @property
-    def by_step(self) -> Mapping[tuple[str, int], Set[str]]:
-        """(arm, step) -> contracts broken in it, of every violation entered."""
-        return self._by_step
+    def mark(self, audit: StepAudit) -> StepAudit:
+        """The audit with all contracts broken in its step, by its arm or by the plan."""
+        places = [(audit.arm, audit.step), (PLAN, audit.step)]
+        broken = set().union(*(self._by_step.get(place, set()) for place in places))
+        return msgspec.structs.replace(audit, violated_contracts=tuple(broken))
 
     def num_violations(self) -> dict[str, int]:
         """Contract id -> violations of it over all arms, those that were not kept included."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.results import CapturedGraph
 from pcpbench.world import World
 
 KINDS: Final = ("partition", "padding", "capture")
@@ -25,9 +26,13 @@ class ArmSetup:
     candidates: what the arm could dispatch to: the descriptors that it captured, or for a padded
     twin those of the arm that it is padded like. Empty where nothing is captured.
     padded_like: the arm whose descriptor each step of this one is padded to, if any.
+    descriptor_mode: the mode that the candidates are for where it is not `mode`: a padded twin has
+    that of the arm that it is padded like.
     capture_sizes: the token counts that were to be captured; None where nobody said, and the
     candidates are taken as they are.
+    captured: the graphs that were captured; None for an arm that captures none.
     decode_query_len: tokens of a decode: one, and its draft tokens.
+    max_model_len: most tokens of a request; None where nobody said.
     sharded_groups: for each KV group, whether DCP shards it; None means all of them.
     """
 
@@ -39,6 +44,9 @@ class ArmSetup:
     padded_like: str | None = None
     capture_sizes: tuple[int, ...] | None = None
     decode_query_len: int = 1
+    descriptor_mode: CUDAGraphMode | None = None
+    captured: tuple[CapturedGraph, ...] | None = None
+    max_model_len: int | None = None
     sharded_groups: tuple[bool, ...] | None = None
 
     def dcp_size_of(self, group: int) -> int:

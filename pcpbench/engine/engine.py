@@ -266,8 +266,9 @@ class Engine:
         decisions = [self.dispatcher.decide(count) for count in counts]
         if any(decision.descriptor != decisions[0].descriptor for decision in decisions):
             chosen = ", ".join(
-                f"rank {worker.rank} chose {decision.descriptor.label}"
-                for worker, decision in zip(self.workers, decisions, strict=True)
+                f"rank {worker.rank} chose {decision.descriptor.label} for {count.num_reqs} rows "
+                f"and {count.num_tokens} tokens"
+                for worker, decision, count in zip(self.workers, decisions, counts, strict=True)
             )
             raise DispatchMismatch(f"ranks chose different descriptors: {chosen}")
         return decisions[0]

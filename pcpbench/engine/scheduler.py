@@ -9,7 +9,7 @@ too: the drafts are chosen later so that it comes true. Imports no torch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -312,6 +312,7 @@ def make_plan(
         block_sizes=(block_span,) * num_kv_groups,
         vocab_size=vocab_size,
         arrivals_s={spec.req_id: spec.arrival_s for spec in specs},
+        requests=tuple(_asked(scenario, vocab_size, seed)),
     )
 
 
@@ -375,3 +376,12 @@ def _request(scenario: str, spec: RequestSpec, vocab_size: int, seed: int) -> Re
         scenario, spec.prompt_key, spec.prompt_len, vocab_size=vocab_size, seed=seed
     )
     return Request(req_id=spec.req_id, prompt_token_ids=prompt, max_tokens=spec.output_len)
+
+
+def _asked(scenario: Scenario, vocab_size: int, seed: int) -> Iterator[NewRequest]:
+    """The requests straight from the scenario, for an audit of what became of them."""
+    for spec in scenario.expand():
+        prompt = prompt_token_ids(
+            scenario.name, spec.prompt_key, spec.prompt_len, vocab_size=vocab_size, seed=seed
+        )
+        yield NewRequest(req_id=spec.req_id, prompt_token_ids=prompt, max_tokens=spec.output_len)

@@ -26,7 +26,7 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm 21196", "vllm 36580", "vllm-ascend 5647")),
     "K03": FaultClass("stale block rows", ("vllm-ascend 12040", "vllm-ascend 16300", "vllm 49757")),
     "K05": FaultClass("null block holds garbage after capture", ("vllm 36939", "vllm 57156")),
-    "K06": FaultClass("dummy or idle step writes live state",
+    "K06": FaultClass("dummy or idle step touches live state",
                       ("vllm 39444", "vllm 56734", "vllm-ascend 15417")),
     "K07": FaultClass("padding rows unwritten, or reaching real rows",
                       ("vllm 37442", "vllm 37815", "vllm 57017")),
@@ -62,6 +62,10 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm 37076", "vllm 39146", "onnxruntime-genai 2354", "tpu-inference 125")),
     "K34": FaultClass("rejected draft tokens: cursor, KV or acceptance wrong",
                       ("vllm-ascend 10032", "vllm-ascend 15529", "vllm 43434")),
+    "K36": FaultClass("the scheduler's plan cannot be",
+                      ("vllm 37164", "vllm 45357", "LMCache 2327")),
+    "K37": FaultClass("a shape that should have a whole graph has none",
+                      ("vllm-ascend 16049", "vllm 37865")),
 }  # fmt: skip
 
 PCP: Final = Setting()

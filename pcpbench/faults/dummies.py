@@ -10,18 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pcpbench.engine import dummy_run
 from pcpbench.engine import engine as engine_module
 from pcpbench.engine.block_table import PAD_SLOT_ID
 from pcpbench.engine.engine import Engine
+from pcpbench.engine.input_batch import InputBatch
 from pcpbench.engine.kv_cache import NULL_BLOCK_ID
 from pcpbench.engine.worker import Worker
-from pcpbench.faults.classes import PCP, shipped
+from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.faults.padding import padded_length_one
 from pcpbench.model import attention
 from pcpbench.pcp_manager import PCPManager
 
 IDLE: Final = replace(PCP, scenario="s3-idle-and-reuse")
+IDLE_DCP: Final = replace(DCP, scenario="s3-idle-and-reuse")
 EDGES: Final = replace(PCP, scenario="s2-capture-edges")
 
 
@@ -100,6 +103,58 @@ def dummy_clears_global_tables(site: Site) -> None:
     site.wrap(PCPManager, "get_dummy_block_tables", faulty)
 
 
+def dummy_keeps_tables(site: Site) -> None:
+    """The tables of a dummy batch are those of the last step."""
+
+    def faulty(_: Callable[..., Any], self: PCPManager, num_reqs: int) -> tuple[Tensor, ...]:
+        tables = tuple(table[:num_reqs] for table in self.input_block_tables)
+        if any(table.any() for table in tables):
+            site.hit()
+        return tables
+
+    site.wrap(PCPManager, "get_dummy_block_tables", faulty)
+
+
+def dummy_keeps_lengths(site: Site) -> None:
+    """Only the tokens of a dummy batch reach the buffers that graphs read."""
+
+    def faulty(stage: Callable[..., InputBatch], self: PCPManager, batch: InputBatch) -> InputBatch:
+        buffers = self.input_buffers
+        rows = batch.num_reqs_after_padding
+        stale = (buffers.seq_lens[:rows].clone(), buffers.query_start_loc[: rows + 1].clone())
+        local = stage(self, batch)
+        if not torch.equal(stale[0], local.seq_lens):
+            site.hit()
+        local.seq_lens.copy_(stale[0])
+        local.query_start_loc.copy_(stale[1])
+        return local
+
+    site.wrap(PCPManager, "prepare_inputs_to_capture", faulty)
+
+
+def dummy_not_flagged(site: Site) -> None:
+    """Dummy tokens are not marked as padding."""
+
+    def faulty(make: Callable[..., InputBatch], *args: Any) -> InputBatch:
+        site.hit()
+        return make(*args, is_padding=False)
+
+    site.wrap(InputBatch, "make_dummy", faulty)
+
+
+def dummy_context_short(site: Site) -> None:
+    """The context of a dummy batch leaves the interleave out."""
+
+    def faulty(
+        set_context: Callable[..., None], batch: InputBatch, tables: Any, length: int, *args: Any,
+        **kwargs: Any,
+    ) -> None:  # fmt: skip
+        site.hit()
+        set_context(batch, tables, length // IDLE_DCP.interleave, *args, **kwargs)
+
+    site.wrap(dummy_run, "set_dummy_context", faulty)
+
+
 def _write_in_dummy(site: Site, only_replaying: bool) -> None:
     replaying = {id(worker) for worker in site.workers(site.replaying)}
 
@@ -154,6 +209,14 @@ FAULTS: Final = (
             idle_step_writes_kv, "C9", "C15", setting=IDLE),
     shipped("K06", "idle-replay-writes-kv", "An idle step writes to KV block 1 where graphs are "
             "replayed.", idle_replay_writes_kv, "C13", "C9", "C15", setting=IDLE),
+    shipped("K06", "dummy-keeps-tables", "A dummy run reads the last step's block tables.",
+            dummy_keeps_tables, "C5", setting=IDLE),
+    shipped("K06", "dummy-keeps-lengths", "Lengths and starts of a dummy batch stay those of the "
+            "last step.", dummy_keeps_lengths, "C1", "C2", setting=IDLE),
+    shipped("K06", "dummy-not-flagged", "Dummy tokens are not marked as padding.",
+            dummy_not_flagged, "C3", setting=IDLE),
+    shipped("K16", "dummy-context-too-short", "An idle step under DCP has dcp tokens of context, "
+            "not dcp x interleave.", dummy_context_short, "C1", "C6", setting=IDLE_DCP),
     shipped("K06", "pad-fill-too-late", "PAD is filled in after the metadata was built and takes a "
             "real token's slot.", pad_fill_too_late, "C4"),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from pcpbench.errors import UsageError
 from pcpbench.faults import (
+    captures,
     collectives,
     dcp,
     dispatch,
@@ -24,6 +25,7 @@ from pcpbench.faults import (
     padding,
     partition,
     phases,
+    plans,
     refresh,
     tables,
 )
@@ -43,6 +45,8 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *refresh.FAULTS,
             *phases.FAULTS,
             *dispatch.FAULTS,
+            *captures.FAULTS,
+            *plans.FAULTS,
             *dcp.FAULTS,
             *drafts.FAULTS,
             *collectives.FAULTS,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
-from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.plan import PLAN, ScenarioPlan, StepPlan
 from pcpbench.records import Drift, StepRecord, StepTiming
 from pcpbench.report.arms import base_arm, contract_order, drift_of, find_arm
 from pcpbench.report.columns import RATIOS, SETTINGS, STAT_NAMES, STATS
@@ -45,7 +45,9 @@ def _summary_row(
     result: ScenarioResult, arm: ArmSummary, role: str, settings: Mapping[str, Any]
 ) -> Row:
     waste = arm.padding_waste
-    broken = sorted({v.contract for v in result.violations if v.arm == arm.arm}, key=contract_order)
+    broken = sorted(
+        {v.contract for v in result.violations if v.arm in (arm.arm, PLAN)}, key=contract_order
+    )
     row: dict[str, Cell] = {
         "scenario": result.scenario,
         "arm": arm.arm,

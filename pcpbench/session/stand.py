@@ -139,7 +139,10 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         interleave=config.parallel_config.cp_kv_cache_interleave_size,
         mode=CUDAGraphMode.NONE if padded else spec.mode,
         candidates=arm.candidates,
-        capture_sizes=config.compilation_config.cudagraph_capture_sizes if spec.replays else None,
-        decode_query_len=config.decode_query_len,
         padded_like=spec.padded_like,
+        descriptor_mode=spec.mode,
+        capture_sizes=config.compilation_config.cudagraph_capture_sizes,
+        captured=arm.captured if spec.replays else None,
+        decode_query_len=config.decode_query_len,
+        max_model_len=config.model_config.max_model_len,
     )

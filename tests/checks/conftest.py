@@ -81,7 +81,7 @@ def make_plan(prompts, num_decodes, block_size=4, scenario="made-up"):
     return plan_of(steps, block_size, next_block, scenario)
 
 
-def plan_of(steps, block_size=4, num_blocks=64, scenario="made-up", arrivals=None):
+def plan_of(steps, block_size=4, num_blocks=64, scenario="made-up", arrivals=None, **more):
     return ScenarioPlan(
         scenario=scenario,
         steps=tuple(steps),
@@ -92,6 +92,7 @@ def plan_of(steps, block_size=4, num_blocks=64, scenario="made-up", arrivals=Non
         block_sizes=(block_size,),
         vocab_size=VOCAB,
         arrivals_s=arrivals or {},
+        **more,
     )
 
 
@@ -153,6 +154,71 @@ def _rank_record(e, expected, descriptor):
     )
 
 
+def idle_record(setup, descriptor, num_tokens=1, num_reqs=1, num_columns=None):
+    """A sound idle step of an arm: the dummy batch of the descriptor, or of the counts for NONE.
+
+    num_columns: gathered slots; as many as the dummy batch has by default.
+    """
+    world, is_full = setup.world, descriptor.cg_mode is CUDAGraphMode.FULL
+    num_tokens = descriptor.num_tokens or num_tokens
+    num_reqs = descriptor.num_reqs or num_reqs
+    query_lens = np.full(num_reqs, num_tokens // num_reqs)
+    query_lens[num_reqs - num_tokens % num_reqs :] += 1
+    lengths = query_lens + (
+        world.dcp_size * setup.interleave if is_full and world.dcp_size > 1 else 0
+    )
+    columns = num_tokens * world.pcp_size if num_columns is None else num_columns
+    tables = (np.zeros((num_reqs, 6), dtype=np.int32),) if is_full else ()
+    ranks = tuple(
+        RankRecord(
+            rank=rank,
+            num_reqs=num_reqs,
+            num_reqs_after_padding=num_reqs,
+            num_tokens=num_tokens,
+            num_tokens_after_padding=num_tokens,
+            input_ids=np.zeros(num_tokens, dtype=np.int32),
+            positions=np.zeros(num_tokens, dtype=np.int64),
+            is_padding=np.ones(num_tokens, dtype=np.bool_),
+            query_start_loc=np.append(0, np.cumsum(query_lens)).astype(np.int32),
+            seq_lens=lengths.astype(np.int32),
+            dcp_local_seq_lens=_dummy_shares(lengths, setup, rank) if is_full else None,
+            block_tables=tables,
+            slot_mappings=np.full((1, columns), -1) if is_full else np.zeros((0, 0), dtype=int),
+            row_req_index=np.arange(num_reqs),
+            row_start=np.zeros(num_reqs, dtype=np.int64),
+            hidden_restore_idx=None,
+            gathered_kv_write_mask=None,
+            descriptor=descriptor,
+            dispatch_num_reqs=1,
+            dispatch_num_tokens=1,
+        )
+        for rank in range(world.size)
+    )
+    nothing = np.zeros((0, 0), np.float32)
+    return StepRecord(
+        arm=setup.name,
+        scenario="made-up",
+        step=4,
+        descriptor=descriptor,
+        miss_reason="",
+        ranks=ranks,
+        sampled_req_ids=(),
+        sampled=np.zeros(0, np.int64),
+        logits=nothing,
+        hidden=nothing,
+        idle=True,
+    )
+
+
+def _dummy_shares(lengths, setup, rank):
+    """Positions below each length that this rank holds, counted one by one."""
+    size, run = setup.world.dcp_size, setup.interleave
+    if size == 1:
+        return None
+    me = setup.world.dcp_rank(rank)
+    return np.array([sum(p // run % size == me for p in range(n)) for n in lengths])
+
+
 def _restore(e):
     """Position of each token's writer in the gathered batch."""
     order = np.flatnonzero(e.write_mask)
@@ -199,6 +265,7 @@ def kit():
         plan_of=plan_of,
         prompt_of=prompt_of,
         good_record=good_record,
+        idle_record=idle_record,
         change_rank=change_rank,
         Bench=Bench,
         setup=lambda name="eager", pcp=1, tp=1, dcp=1, **more: ArmSetup(

@@ -8,6 +8,7 @@ from pcpbench.checks.candidates import candidate_violations, wanted_shapes
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.engine.dispatcher import build_candidates
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.results import CapturedGraph
 from pcpbench.world import World
 
 FULL, MIXED = CUDAGraphMode.FULL_DECODE_ONLY, CUDAGraphMode.FULL_AND_PIECEWISE
@@ -72,3 +73,77 @@ def test_a_missing_shape_and_a_wrong_one_are_named(plan):
 def test_nothing_is_said_of_sizes_that_nobody_told(plan):
     setup = replace(setup_of(FULL, (4,), 1), capture_sizes=None)
     assert list(candidate_violations(setup, plan)) == []
+
+
+def test_a_size_that_is_dropped_is_named_whichever_it_is(plan, kit):
+    sizes = (1, 2, 4, 16)
+    graphs = [kit.full(size) for size in sizes]
+    for size, graph in zip(sizes, graphs, strict=True):
+        setup = setup_of(FULL, sizes, 1, [each for each in graphs if each is not graph])
+        (found,) = candidate_violations(setup, plan)
+        assert found.message == (
+            f"FULL with {size} tokens in {size} requests of 1 is missing among the candidates for "
+            "capture sizes 1, 2, 4, 16, decodes of 1 tokens and at most 16 requests"
+        )
+
+
+def test_full_and_piecewise_needs_both_kinds(plan, kit):
+    setup = setup_of(MIXED, (2, 4), 1, [kit.full(2), kit.full(4)])
+    messages = [found.message.split(" the ")[0] for found in candidate_violations(setup, plan)]
+    assert messages == [
+        "PIECEWISE with 2 tokens is missing among",
+        "PIECEWISE with 4 tokens is missing among",
+    ]
+
+
+def test_a_padded_twin_is_held_to_the_mode_that_it_is_padded_like(plan, kit):
+    twin = replace(
+        setup_of(CUDAGraphMode.NONE, (2,), 1, [kit.full(2)]),
+        descriptor_mode=FULL,
+        padded_like="full",
+    )
+    assert list(candidate_violations(twin, plan)) == []
+    (missing,) = candidate_violations(replace(twin, candidates=()), plan)
+    assert "is missing among" in missing.message
+    # An eager arm has no shapes at all.
+    (extra,) = candidate_violations(replace(twin, descriptor_mode=None), plan)
+    assert "is no shape of" in extra.message
+
+
+def graph(descriptor, breaks):
+    return CapturedGraph(
+        descriptor=descriptor.label,
+        mode=descriptor.cg_mode.name,
+        num_tokens=descriptor.num_tokens,
+        num_reqs=descriptor.num_reqs,
+        uniform_token_count=descriptor.uniform_token_count,
+        capture_s=0.0,
+        num_ops=1,
+        num_segments=breaks + 1,
+        eager_breaks=breaks,
+        pool_bytes_after=0,
+        num_reads=0,
+        num_writes=0,
+    )
+
+
+def captured(kit, plan, *graphs, mode=MIXED, sizes=(2,)):
+    candidates = [kit.full(2), kit.piecewise(2)]
+    setup = replace(setup_of(mode, sizes, 1, candidates), captured=graphs)
+    return [found.message for found in candidate_violations(setup, plan)]
+
+
+def test_full_is_whole_and_piecewise_is_cut(plan, kit):
+    full, mixed = kit.full(2), kit.piecewise(2)
+    assert captured(kit, plan, graph(full, 0), graph(mixed, 2)) == []
+    assert captured(kit, plan, graph(full, 2), graph(mixed, 0)) == [
+        "FULL[reqs=2,tokens=2] has 2 eager breaks: a FULL graph holds the whole forward pass",
+        "PIECEWISE[tokens=2] has no eager break: attention was captured with the rest",
+    ]
+
+
+def test_each_candidate_is_captured_and_nothing_else(plan, kit):
+    assert captured(kit, plan, graph(kit.full(4), 0), graph(kit.piecewise(2), 1)) == [
+        "FULL with 2 tokens in 2 requests of 1 is a candidate and was not captured",
+        "FULL with 4 tokens in 4 requests of 1 was captured and is no candidate",
+    ]

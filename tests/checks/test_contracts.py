@@ -258,29 +258,16 @@ def test_c4_rejects_two_writers_of_a_replicated_token(kit, decode):
 
 
 def test_c4_rejects_a_slot_in_an_idle_step(kit):
-    record = idle_record(kit, np.array([[-1, 3, -1]]))
-    view = StepView(plan=idle_step(), record=record, setup=kit.setup(), expected=None)
-    assert [v.contract for v in check_step(view)] == ["C4"]
-    clean = replace(view, record=idle_record(kit, np.full((1, 3), -1)))
-    assert check_step(clean) == []
+    setup = kit.setup()
+    clean = kit.idle_record(setup, kit.full(3), num_columns=3)
+    view = StepView(plan=idle_step(), record=clean, setup=setup, expected=None)
+    assert check_step(view) == []
+    record = kit.change_rank(clean, 0, slot_mappings=np.array([[-1, 3, -1]]))
+    assert [v.contract for v in check_step(replace(view, record=record))] == ["C4"]
 
 
 def idle_step():
     return StepPlan(index=4, scheduled=(), idle=True)
-
-
-def idle_record(kit, slots):
-    """A dummy batch: its lengths and tokens are its own business."""
-    bench = kit.Bench(kit.make_plan([3], 0), kit.setup())
-    _, _, record = bench.at(0)
-    record = kit.change_rank(
-        record, 0, slot_mappings=slots, seq_lens=np.array([77]), is_padding=np.ones(3, bool)
-    )
-    nothing = np.zeros((0, 0), np.float32)
-    return replace(
-        record, idle=True, sampled=np.zeros(0, np.int64), sampled_req_ids=(), logits=nothing,
-        hidden=nothing,
-    )  # fmt: skip
 
 
 # C5
@@ -465,6 +452,7 @@ def test_c10_rejects_ranks_that_choose_differently(kit, decode):
     bench, step, expected, record = decode()
     broken = kit.change_rank(record, 1, descriptor=kit.full(8))
     hits = rejects(bench, step, expected, broken, "C10", "descriptor", "rank 1 chose")
+    assert "FULL[reqs=8,tokens=8] for 3 rows and 3 tokens, step ran" in hits[0].message
     assert [v.rank for v in hits] == [1]
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pcpbench.engine.block_pool import BlockPool
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.scheduler import Scheduler, make_plan
 from pcpbench.errors import UsageError
 from pcpbench.plan import ScenarioPlan
 from pcpbench.scenarios.schema import Limits, RequestEntry, Scenario
@@ -376,3 +376,17 @@ def test_the_budget_is_raised_for_drafts_and_only_then() -> None:
     for num_drafts, budget in ((0, 64), (2, 64), (3, 80)):
         plan = make_plan(made, vocab_size=50, num_speculative_tokens=num_drafts)
         assert plan.max_num_batched_tokens == budget
+
+
+def test_a_plan_says_what_its_scenario_asks_for_whatever_became_of_it(monkeypatch):
+    made = scenario(entry(7, 3, count=2), entry(5, 2, at_step=4, prompt_seed=1))
+    wanted = [("r0.0", 7, 3), ("r0.1", 7, 3), ("r1", 5, 2)]
+    plan = make_plan(made, vocab_size=64)
+    asked = [(r.req_id, len(r.prompt_token_ids), r.max_tokens) for r in plan.requests]
+    assert asked == wanted
+    entered = {new.req_id: new for step in plan.steps for new in step.new_requests}
+    assert [entered[r.req_id] for r in plan.requests] == list(plan.requests)
+    monkeypatch.setattr(Scheduler, "add", lambda self, request: None)
+    lost = make_plan(made, vocab_size=64)
+    assert lost.requests == plan.requests
+    assert not any(step.new_requests for step in lost.steps)

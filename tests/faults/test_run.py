@@ -51,6 +51,14 @@ def test_a_fault_that_only_dcp_has_is_caught(capsys):
     assert "1 of 1 fault caught" in " ".join(capsys.readouterr().out.split())
 
 
+def test_faults_of_plans_captures_and_idle_steps_are_caught(capsys):
+    names = ("null-block-handed-out", "output-forgotten", "largest-batch-not-captured",
+             "dummy-keeps-tables")  # fmt: skip
+    arguments = [part for name in names for part in ("--fault", name)]
+    assert cli.run(["faults", "run", *arguments]) == 0
+    assert "4 of 4 faults caught" in " ".join(capsys.readouterr().out.split())
+
+
 def test_a_fault_that_escapes_is_exit_1_and_is_named(monkeypatch, capsys):
     fault = replace(SOUND, name="no-effect", inject=planted(harmless))
     assert run_with(monkeypatch, fault) == 1
