@@ -133,11 +133,15 @@ def _compared(result: CompareResult) -> str:
 
 
 def _range(name: str, ratios: list[Ratio | None]) -> str:
-    medians = [ratio.median for ratio in ratios if ratio is not None]
-    if not medians:
+    """`TPOT 0.80 to 0.88 (clear in 3 of 4)`: the others' intervals hold 1."""
+    known = [ratio for ratio in ratios if ratio is not None]
+    if not known:
         return ""
+    medians = [ratio.median for ratio in known]
     low, high = f"{min(medians):.2f}", f"{max(medians):.2f}"
-    return f"{name} {low}" if low == high else f"{name} {low} to {high}"
+    told = f"{name} {low}" if low == high else f"{name} {low} to {high}"
+    num_clear = sum(units.is_clear(ratio) for ratio in known)
+    return told if num_clear == len(known) else f"{told} (clear in {num_clear} of {len(known)})"
 
 
 def _overview(result: CompareResult, console: Console) -> Table:
@@ -151,7 +155,7 @@ def _overview(result: CompareResult, console: Console) -> Table:
         arm = find_arm(scenario, result.candidate)
         passed = scenario.outcome is Outcome.PASS
         ratios = [scenario.tpot_ratio, scenario.launch_ratio] if passed else [None, None]
-        cells = [units.ratio(r) if wide else units.ratio(r).partition(" ")[0] for r in ratios]
+        cells = [units.ratio(r) if wide else units.rough_ratio(r) for r in ratios]
         cells = cells if is_timed else []
         covered = f"{arm.coverable_full} of {arm.coverable}" if arm and arm.coverable else "-"
         waste = units.percent(arm.padding_waste) if arm else units.NOTHING
@@ -189,7 +193,7 @@ def _reading(result: CompareResult) -> list[str]:
         else "ITL = gap between successive tokens of a request",
         f"launch overhead = {launch}",
         "ratio = median over pairs, [95 % interval in this process]; pairs: of the same request, "
-        "gap or step",
+        "gap or step; ~ no clear difference: the interval holds 1",
         "scope = worker: not to be set against a served system's TPOT",
     ]
     if ranks > 1:

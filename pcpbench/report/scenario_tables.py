@@ -99,11 +99,10 @@ def served_by(arm: ArmSummary) -> str:
 
 
 def accepted(arm: ArmSummary) -> str:
-    """`150 of 200 (75 %)`: draft tokens accepted of those verified."""
+    """`150 of 200`: draft tokens accepted of those verified."""
     if not arm.num_draft_tokens:
         return units.NOTHING
-    share = units.percent(arm.num_accepted_tokens / arm.num_draft_tokens)
-    return f"{arm.num_accepted_tokens} of {arm.num_draft_tokens} ({share})"
+    return f"{arm.num_accepted_tokens} of {arm.num_draft_tokens}"
 
 
 def coverage(arm: ArmSummary) -> str:

@@ -61,6 +61,17 @@ def interval(found: Ratio) -> str:
     return f"[{found.low:.2f}, {found.high:.2f}]"
 
 
+def is_clear(found: Ratio) -> bool:
+    """Whether the interval lies on one side of 1, and not lost in noise."""
+    return found.low > 0.0 and not found.low <= 1.0 <= found.high
+
+
+def rough_ratio(found: Ratio | None) -> str:
+    """`0.88`, or `~0.88` where the interval says that there may be no difference."""
+    text = ratio(found).partition(" ")[0]
+    return text if found is None or is_clear(found) else f"~{text}"
+
+
 def reading(found: Ratio | None) -> str:
     """The ratio in words: `34 % less`, `12 % more`, or that the interval holds 1.
 

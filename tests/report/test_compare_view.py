@@ -119,9 +119,16 @@ def test_times_of_both_arms_with_ratio_and_interval(make, show, width):
 
 
 def test_the_range_of_ratios_is_told_at_the_top(make, show):
-    slower = msgspec.structs.replace(make.passed().tpot_ratio, median=0.914)
+    slower = msgspec.structs.replace(make.passed().tpot_ratio, median=0.914, high=1.02)
     _, line = show(make.passed(), make.passed("s2", tpot_ratio=slower))
-    assert "Ratio full / eager: TPOT 0.66 to 0.91, launch overhead 0.40" in line
+    assert "Ratio full / eager: TPOT 0.66 to 0.91 (clear in 1 of 2), launch overhead 0.40" in line
+
+
+def test_a_ratio_whose_interval_holds_1_is_marked_wherever_it_stands_alone(make, show, width):
+    unclear = msgspec.structs.replace(make.passed().launch_ratio, median=0.88, low=0.7, high=1.1)
+    text, line = show(make.passed(), make.passed("s2", launch_ratio=unclear))
+    assert "launch overhead 0.40 to 0.88 (clear in 1 of 2)" in line
+    assert ("~0.88" in text) == (width == 80)
 
 
 def test_steps_padding_and_misses(make, show):
