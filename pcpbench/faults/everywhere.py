@@ -64,9 +64,8 @@ def blocks_freed_in_last_step(site: Site) -> None:
         new = {block for ids in step.new_block_ids.get(request.req_id, ()) for block in ids}
         if early & new:
             site.hit()
-        computed = request.num_computed_tokens + count
-        is_last = request.num_output_tokens + 1 == request.max_tokens
-        if is_last and computed >= request.prefill_len:
+        num_outputs = request.num_output_tokens + self._share(request, count).num_output_tokens
+        if num_outputs == request.max_tokens:
             early.update(block for ids in request.block_ids for block in ids)
             self._release(request)
 

@@ -19,7 +19,9 @@ def accused(result):
     return {violation.contract for violation in result.violations}
 
 
-@pytest.mark.parametrize("settings", [{}, {"dtype": "bfloat16", "forced": False}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [{}, {"dtype": "bfloat16", "forced": False}, {"spec_tokens": 2}], ids=str
+)
 @pytest.mark.parametrize("name", ALIKE)
 def test_what_is_wrong_on_every_arm_breaks_c18(bench, name, settings):
     (fault,) = choose_faults([name])
@@ -29,8 +31,10 @@ def test_what_is_wrong_on_every_arm_breaks_c18(bench, name, settings):
         result = trial.run()
     assert site.num_hits
     assert result.outcome is Outcome.FAIL
-    # A block with two owners is wrong in the plan already; the rest agrees with itself.
-    assert accused(result) == {"C18"} or name == "blocks-freed-in-last-step"
+    # A block with two owners is wrong in the plan already, and drafts made to fit wrong logits do
+    # not stay as they are; the rest agrees with itself.
+    if name != "blocks-freed-in-last-step" and "spec_tokens" not in settings:
+        assert accused(result) == {"C18"}
     found = [violation for violation in result.violations if violation.contract == "C18"]
     assert {violation.arm for violation in found} == {"reference"}
     first = found[0]
