@@ -140,7 +140,7 @@ def capture(
     raise typer.Exit(run_capture(request))
 
 
-@app.command(epilog="Example: pcpbench compare eager full --pcp 2 --scenario s1-grow-shrink")
+@app.command(epilog="Example: pcpbench compare eager full --scenario preemption --spec-tokens 3")
 def compare(
     base: Annotated[str, typer.Argument(help="Arm to compare with.")],
     candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
