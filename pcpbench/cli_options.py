@@ -1,0 +1,41 @@
+"""Options that several commands share: flag, type and help text. Imports nothing heavy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
+Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
+Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
+Interleave = Annotated[
+    int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")
+]
+Model = Annotated[str, typer.Option("--model", help="Preset: tiny, small or v2-lite-layer.")]
+Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
+CaptureSizes = Annotated[
+    str | None,
+    typer.Option("--capture-sizes", help="Token counts to capture, such as 1,2,4,8."),
+]
+MaxNumSeqs = Annotated[
+    int | None, typer.Option("--max-num-seqs", help="Most requests in one step.")
+]
+SpecTokens = Annotated[
+    int, typer.Option("--spec-tokens", help="Draft tokens each decode verifies, such as 3.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
+Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
+Launcher = Annotated[str, typer.Option("--launcher", help="inproc: all ranks run in this process.")]
+Check = Annotated[
+    str,
+    typer.Option(
+        "--check", help="quick: what one run shows; full: also second replays and poisoned runs."
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]
+Out = Annotated[
+    Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
+]
