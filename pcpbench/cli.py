@@ -22,10 +22,14 @@ from pcpbench.cli_options import (
     Dcp,
     Device,
     Dtype,
+    FaultInterleave,
+    FaultPcp,
+    FaultSpecTokens,
     Interleave,
     Json,
     Launcher,
     MaxNumSeqs,
+    Microbatch,
     Model,
     Out,
     Pcp,
@@ -93,6 +97,7 @@ def capture(
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
     seed: Seed = 0,
+    microbatch: Microbatch = False,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -115,6 +120,7 @@ def capture(
             backend=backend,
             launcher=launcher,
             seed=seed,
+            microbatch=microbatch,
         ),
         json=json,
         out=out,
@@ -167,6 +173,7 @@ def compare(
         ),
     ] = None,
     seed: Seed = 0,
+    microbatch: Microbatch = False,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -195,6 +202,7 @@ def compare(
             backend=backend,
             launcher=launcher,
             seed=seed,
+            microbatch=microbatch,
         ),
         feed=feed,
         repetitions=repetitions,
@@ -289,20 +297,14 @@ def faults_run(
             "--scenario", help="Shipped name or YAML file; repeatable. Default: each fault's own."
         ),
     ] = None,
-    pcp: Annotated[
-        int | None,
-        typer.Option("--pcp", help="World for all faults; default: each fault's smallest."),
-    ] = None,
+    pcp: FaultPcp = None,
     tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.")] = None,
     dcp: Annotated[int | None, typer.Option("--dcp", help="Decode context parallel size.")] = None,
-    interleave: Annotated[
-        int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
-    ] = None,
-    spec_tokens: Annotated[
-        int | None, typer.Option("--spec-tokens", help="Draft tokens of a decode.")
-    ] = None,
+    interleave: FaultInterleave = None,
+    spec_tokens: FaultSpecTokens = None,
     device: Device = "auto",
     check: Check = "quick",
+    microbatch: Microbatch = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
@@ -320,6 +322,7 @@ def faults_run(
         spec_tokens=spec_tokens,
         device=device,
         checks=check,
+        microbatch=microbatch,
         markdown=markdown,
     )
     raise typer.Exit(run_faults(request))

@@ -25,6 +25,16 @@ MaxNumSeqs = Annotated[
 SpecTokens = Annotated[
     int, typer.Option("--spec-tokens", help="Draft tokens each decode verifies, such as 3.")
 ]
+FaultPcp = Annotated[
+    int | None,
+    typer.Option("--pcp", help="World for all faults; default: each fault's smallest."),
+]
+FaultInterleave = Annotated[
+    int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
+]
+FaultSpecTokens = Annotated[
+    int | None, typer.Option("--spec-tokens", help="Draft tokens of a decode.")
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda or cuda:N.")]
 Backend = Annotated[str, typer.Option("--backend", help="Graphs: auto, host or accelerator.")]
 Seed = Annotated[int, typer.Option("--seed", help="Seed of weights and prompts.")]
@@ -33,6 +43,14 @@ Check = Annotated[
     str,
     typer.Option(
         "--check", help="quick: what one run shows; full: also second replays and poisoned runs."
+    ),
+]
+Microbatch = Annotated[
+    bool,
+    typer.Option(
+        "--microbatch",
+        help="Cut steps into two microbatches (dual-batch overlap); made for it: "
+        "compare eager full --microbatch --scenario s16-microbatch-cut.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]

@@ -20,7 +20,11 @@ DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Sizes of the parallel dimensions (SPEC 2) and how KV positions are dealt out (SPEC 7)."""
+    """Sizes of the parallel dimensions (SPEC 2) and how KV positions are dealt out (SPEC 7).
+
+    enable_dbo: cut steps into two microbatches (SPEC 8). The thresholds are the fewest rank-local
+    tokens of a step that is cut, of one without and one with a prefill.
+    """
 
     prefill_context_parallel_size: int = 1
     decode_context_parallel_size: int = 1
@@ -28,6 +32,22 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cp_kv_cache_interleave_size: int = 1
     dcp_comm_backend: str = "ag_rs"
     enable_expert_parallel: bool = False
+    enable_dbo: bool = False
+    dbo_decode_token_threshold: int = 2
+    dbo_prefill_token_threshold: int = 4
+
+    @property
+    def num_ubatches(self) -> int:
+        """Microbatches of a step that is cut; 1 where none is."""
+        return 2 if self.enable_dbo else 1
+
+    def num_ubatches_for(self, num_tokens: int, has_prefill: bool) -> int:
+        """Microbatches of a step with this many tokens (the largest PCP rank's, unpadded).
+
+        With the thresholds 2 and 4 a step of 3 decodes is cut, and a prefill of 3 tokens is not.
+        """
+        decode, prefill = self.dbo_decode_token_threshold, self.dbo_prefill_token_threshold
+        return self.num_ubatches if num_tokens >= (prefill if has_prefill else decode) else 1
 
     @property
     def world(self) -> World:
@@ -127,6 +147,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"--interleave is {interleave}, which does not divide the block size "
                 f"{cache.block_size}: use one of {_divisors(cache.block_size)}."
             )
+        _check_thresholds(parallel)
         if interleave > 1 and world.dcp_size == 1 and world.pcp_size == 1:
             raise UsageError(
                 f"--interleave is {interleave}, but nothing is interleaved without context "
@@ -151,6 +172,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise UsageError(
                     f"--capture-sizes holds {size}: each size must be a whole number from 1 up."
                 )
+
+
+def _check_thresholds(parallel: ParallelConfig) -> None:
+    for name in ("dbo_decode_token_threshold", "dbo_prefill_token_threshold"):
+        if getattr(parallel, name) < 2:
+            raise UsageError(
+                f"{name} is {getattr(parallel, name)}: a step of one token cannot be cut in "
+                "two, so use a whole number from 2 up."
+            )
 
 
 def _divisors(number: int) -> str:

@@ -51,6 +51,7 @@ class BatchExecutionDescriptor:
     num_reqs: rows after padding; None means that requests are not padded (PIECEWISE).
     uniform_token_count: tokens of every request, when a graph demands that they are equal.
     max_query_len: longest query of a varlen decode graph.
+    num_ubatches: microbatches that the shape is cut into; 1 where it runs whole.
     """
 
     cg_mode: CUDAGraphMode
@@ -63,11 +64,15 @@ class BatchExecutionDescriptor:
 
     @property
     def label(self) -> str:
-        """A short name for tables, such as `FULL[reqs=4,tokens=4]`."""
+        """A short name for tables, such as `FULL[reqs=4,tokens=4]`.
+
+        One that is cut ends in `,ubatches=2`.
+        """
+        cut = [f"ubatches={self.num_ubatches}"] if self.num_ubatches > 1 else []
         if self.cg_mode is CUDAGraphMode.NONE:
-            return "NONE"
+            return f"NONE[{cut[0]}]" if cut else "NONE"
         parts = [] if self.num_reqs is None else [f"reqs={self.num_reqs}"]
-        parts.append(f"tokens={self.num_tokens}")
+        parts += [f"tokens={self.num_tokens}", *cut]
         return f"{self.cg_mode.name}[{','.join(parts)}]"
 
 

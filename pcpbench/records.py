@@ -19,6 +19,41 @@ BoolArray = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, kw_only=True)
+class BufferSpan:
+    """Where a tensor lies: its first byte, and the bytes from there through its last element."""
+
+    name: str
+    address: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class MicrobatchRecord:
+    """One microbatch of a rank-local batch (R rows, T tokens of its own, after padding).
+
+    first_token: where its tokens begin in the batch that was cut. row_index [num_reqs]: that
+    batch's row of each of its own. spans: where its tensors lie. The rest is shaped as in
+    RankRecord, with its own R and T.
+    """
+
+    first_token: int
+    num_reqs: int
+    num_reqs_after_padding: int
+    num_tokens: int
+    num_tokens_after_padding: int
+    row_index: IntArray
+    input_ids: IntArray
+    positions: IntArray
+    is_padding: BoolArray
+    query_start_loc: IntArray
+    seq_lens: IntArray
+    dcp_local_seq_lens: IntArray | None
+    block_tables: tuple[IntArray, ...]
+    slot_mappings: IntArray
+    spans: tuple[BufferSpan, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """Rank-local metadata of one step after partition and padding (R rows, T tokens after padding).
 
@@ -37,6 +72,8 @@ class RankRecord:
     num_accepted [requests that sample]: draft tokens that this rank's device accepted.
     num_computed_after [scheduled requests]: the device's cursors after the step. Both None for a
     step without drafts, or where the target cannot tell.
+    microbatches: what the batch was cut into, in the order of its tokens; empty where it ran whole.
+    spans: where the batch's own tensors lie; empty where it ran whole.
     """
 
     rank: int
@@ -65,6 +102,8 @@ class RankRecord:
     sampled_rows: IntArray | None = None
     num_accepted: IntArray | None = None
     num_computed_after: IntArray | None = None
+    microbatches: tuple[MicrobatchRecord, ...] = ()
+    spans: tuple[BufferSpan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -48,6 +48,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     launcher: str = "inproc"
     seed: int = 0
     spec_tokens: int = 0
+    microbatch: bool = False
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -86,6 +87,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             decode_context_parallel_size=self.dcp,
             tensor_parallel_size=self.tp,
             cp_kv_cache_interleave_size=self.interleave,
+            enable_dbo=self.microbatch,
         )
 
     @property

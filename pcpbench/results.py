@@ -84,6 +84,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
 
     arm: as asked (`full`), or `eager_padded[full]` for the twin padded like that arm.
     steps_full, steps_piecewise, steps_none: steps served as each. steps_idle: dummy steps.
+    steps_cut: steps that ran as two microbatches.
     decode_steps: steps without prefill. coverable: decode steps that a captured size covers,
     0 for an arm that never replays; coverable_full: those that FULL served. miss_reasons: why FULL
     did not serve steps, counted. real_tokens, padded_tokens: rank-local tokens summed over ranks
@@ -108,6 +109,7 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     padded_tokens: int
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    steps_cut: int = 0
     tpot: Stat | None = None
     itl: Stat | None = None
     ttft: Stat | None = None

@@ -6,6 +6,7 @@ Owns the judge's own list of candidates, and that each was captured as its mode 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import CUDAGraphMode
@@ -38,7 +39,8 @@ def wanted_shapes(setup: ArmSetup, plan: ScenarioPlan) -> set[Shape]:
 
 def candidate_violations(setup: ArmSetup, plan: ScenarioPlan) -> Iterator[Violation]:
     """C10: shapes that are missing or not as they should be; graphs that are missing or cut."""
-    for message in (*_shape_messages(setup, plan), *_graph_messages(setup)):
+    messages = (*_shape_messages(setup, plan), *_graph_messages(setup), *_twin_messages(setup))
+    for message in messages:
         yield Violation(
             contract="C10",
             arm=setup.name,
@@ -85,6 +87,23 @@ def _graph_messages(setup: ArmSetup) -> Iterator[str]:
             yield f"{graph.descriptor} has {count}: a FULL graph holds the whole forward pass"
         if graph.mode == "PIECEWISE" and not graph.eager_breaks:
             yield f"{graph.descriptor} has no eager break: attention was captured with the rest"
+
+
+def _twin_messages(setup: ArmSetup) -> Iterator[str]:
+    """Each shape that a step in microbatches can have is there twice, whole and cut (SPEC 3, 8)."""
+    least = None if setup.ubatch_thresholds is None else min(setup.ubatch_thresholds)
+    graphs = None if setup.captured is None else {graph.descriptor for graph in setup.captured}
+    for whole in setup.candidates:
+        if whole.num_ubatches > 1:
+            continue
+        twin = replace(whole, num_ubatches=2)
+        is_due, is_there = least is not None and whole.num_tokens >= least, twin in setup.candidates
+        if is_due and not is_there:
+            yield f"{twin.label} is missing among the candidates"
+        elif is_there and not is_due:
+            yield f"{twin.label} is a candidate, and no step of its size is cut"
+        elif is_due and graphs is not None and twin.label not in graphs:
+            yield f"{twin.label} is a candidate and was not captured"
 
 
 def _mode(setup: ArmSetup) -> CUDAGraphMode:

@@ -92,7 +92,8 @@ def _check_counts(
 def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]:
     chosen, candidates = view.record.descriptor, view.setup.candidates
     counts = f"{expected.dispatch_num_reqs} rows and {expected.dispatch_num_tokens} tokens a rank"
-    best = smallest_covering(candidates, expected)
+    fitting = view.setup.candidates_for(expected.dispatch_num_tokens, expected.has_prefill)
+    best = smallest_covering(fitting, expected)
     if chosen.cg_mode is CUDAGraphMode.NONE:
         if best is not None:
             yield f"the step ran as NONE although {best.label} covers its {counts}"

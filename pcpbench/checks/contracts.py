@@ -4,7 +4,7 @@ Owns their registry: which exist, what each costs, and the loop over them. A con
 from a `StepView` to violations; each group of them has a module of its own. What needs more than
 one step's record is not in the registry: C9, C14 and C15 are in write_set.py, C16 in poison.py, C10
 over candidates in candidates.py, C18 in dense.py, C19 in plan_audit.py, C1-C6 of idle steps in
-contract_idle.py, and `ScenarioJudge` raises C13. C12 is not checked: there are no microbatches.
+contract_idle.py, and `ScenarioJudge` raises C13.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Final
 from pcpbench.checks import (
     contract_dispatch,
     contract_drafts,
+    contract_microbatch,
     contract_partition,
     contract_rows,
     contract_slots,
@@ -56,6 +57,8 @@ CONTRACTS: Final = (
              contract_dispatch.check_dispatch),
     Contract("C11", "ranks of a group issue the same collectives", "quick",
              contract_dispatch.check_collectives),
+    Contract("C12", "microbatches make up the batch and own their buffers", "quick",
+             contract_microbatch.check_microbatches),
     Contract("C17", "draft tokens are verified as planned, cursors follow", "quick",
              contract_drafts.check_drafts),
 )  # fmt: skip

@@ -57,7 +57,7 @@ class DispatchAudit:
 
     def observe(self, step: StepPlan, record: StepRecord, expected: StepExpectation | None) -> None:
         """Add one step; expected: None for an idle one."""
-        best = None if expected is None else smallest_covering(self.setup.candidates, expected)
+        best = None if expected is None else self._smallest(expected)
         choices = tuple(rank.descriptor.label for rank in record.ranks)
         self.steps.append(
             StepAudit(
@@ -91,6 +91,10 @@ class DispatchAudit:
             excess_tokens=sum(larger),
             never_served=tuple(self._never_served()),
         )
+
+    def _smallest(self, expected: StepExpectation) -> BatchExecutionDescriptor | None:
+        counts = expected.dispatch_num_tokens, expected.has_prefill
+        return smallest_covering(self.setup.candidates_for(*counts), expected)
 
     def _wanted(self, has_prefill: bool) -> CUDAGraphMode:
         mode = self.setup.mode

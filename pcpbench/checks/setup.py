@@ -34,6 +34,8 @@ class ArmSetup:
     decode_query_len: tokens of a decode: one, and its draft tokens.
     max_model_len: most tokens of a request; None where nobody said.
     sharded_groups: for each KV group, whether DCP shards it; None means all of them.
+    ubatch_thresholds: fewest rank-local tokens of a step that is cut into two microbatches, of one
+    without and one with a prefill; None where none is cut.
     """
 
     name: str
@@ -48,12 +50,26 @@ class ArmSetup:
     captured: tuple[CapturedGraph, ...] | None = None
     max_model_len: int | None = None
     sharded_groups: tuple[bool, ...] | None = None
+    ubatch_thresholds: tuple[int, int] | None = None
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""
         if self.sharded_groups is not None and not self.sharded_groups[group]:
             return 1
         return self.world.dcp_size
+
+    def candidates_for(
+        self, num_tokens: int, has_prefill: bool
+    ) -> tuple[BatchExecutionDescriptor, ...]:
+        """The candidates in as many microbatches as a step of these counts has."""
+        count = self.num_ubatches(num_tokens, has_prefill)
+        return tuple(d for d in self.candidates if d.num_ubatches == count)
+
+    def num_ubatches(self, num_tokens: int, has_prefill: bool) -> int:
+        """Microbatches of a step whose largest rank has this many tokens."""
+        if self.ubatch_thresholds is None:
+            return 1
+        return 2 if num_tokens >= self.ubatch_thresholds[has_prefill] else 1
 
 
 @dataclass(frozen=True, kw_only=True)

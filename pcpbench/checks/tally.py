@@ -31,6 +31,7 @@ class ArmTally:
     num_steps: int = 0
     steps_idle: int = 0
     steps_padded: int = 0
+    steps_cut: int = 0
     decode_steps: int = 0
     coverable: int = 0
     coverable_full: int = 0
@@ -57,6 +58,7 @@ class ArmTally:
         mode = CUDAGraphMode.NONE if padded_twin else record.descriptor.cg_mode
         self.modes[mode] += 1
         self.steps_padded += record.descriptor.cg_mode is not CUDAGraphMode.NONE
+        self.steps_cut += any(rank.microbatches for rank in record.ranks)
         self.requests.update(request.req_id for request in step.scheduled)
         self.output_tokens += record.num_output_tokens
         self.draft_tokens += step.num_draft_tokens
@@ -83,8 +85,23 @@ class ArmTally:
     def not_as_asked(self) -> list[str]:
         """Why this arm's results say nothing of the mode it was configured with; [] if they do.
 
-        Each kind of batch that the mode has graphs for, and the scenario has, must have met one.
+        Each kind of batch that the mode has graphs for, and the scenario has, must have met one; an
+        arm that cuts steps must have cut one.
         """
+        return [*self._not_replayed(), *self._not_cut()]
+
+    def _not_cut(self) -> list[str]:
+        if self.setup.ubatch_thresholds is None or self.setup.padded_like is not None:
+            return []
+        if self.steps_cut or not self.steps_computed:
+            return []
+        decode, prefill = self.setup.ubatch_thresholds
+        return [
+            f"{self.setup.name}: no step was cut into microbatches, of {self.steps_computed}; that "
+            f"takes {decode} tokens a rank in a decode step, {prefill} in one with a prefill"
+        ]
+
+    def _not_replayed(self) -> list[str]:
         mode, name = self.setup.mode, self.setup.name
         if self.setup.padded_like is not None:
             nothing = f"{name}: no batch fits a captured size, so none was padded"
@@ -128,6 +145,7 @@ class ArmTally:
             steps_piecewise=self.modes[CUDAGraphMode.PIECEWISE],
             steps_none=self.modes[CUDAGraphMode.NONE],
             steps_idle=self.steps_idle,
+            steps_cut=self.steps_cut,
             decode_steps=self.decode_steps,
             coverable=self.coverable,
             coverable_full=self.coverable_full,

@@ -47,6 +47,7 @@ def register_buffers(
         output = partial(getattr, worker, "hidden_states")
         book.register(f"{prefix}.hidden_states", output, scratch=True)
         _register_taps(book, worker)
+        _register_microbatches(book, worker)
     for tp_rank, shard in enumerate(shards):
         for name in dict(shard.state_dict(keep_vars=True)):
             book.register(f"tp{tp_rank}.{name}", partial(_weight, shard, name))
@@ -57,6 +58,13 @@ def _register_taps(book: AddressBook, worker: Worker) -> None:
         return
     for name in worker.taps.named():
         book.register(f"rank{worker.rank}.{name}", partial(_named, worker.taps.named, name))
+
+
+def _register_microbatches(book: AddressBook, worker: Worker) -> None:
+    for index, own in enumerate(worker.microbatches.buffers if worker.microbatches else ()):
+        for name in own.named():
+            label = f"rank{worker.rank}.ubatch{index}.{name}"
+            book.register(label, partial(_named, own.named, name))
 
 
 def _buffers(worker: Worker) -> Any:

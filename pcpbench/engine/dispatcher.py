@@ -33,7 +33,8 @@ class BatchCounts:
     """What dispatch may know of a batch (largest rank-local counts over the PCP ranks).
 
     uniform_token_count: tokens of every request if all have the same and none is prefilling.
-    has_prefill: of the global batch. max_query_len: longest query.
+    has_prefill: of the global batch. max_query_len: longest query. num_ubatches: microbatches
+    that a step of these counts is cut into.
     """
 
     num_reqs: int
@@ -41,6 +42,7 @@ class BatchCounts:
     uniform_token_count: int | None
     has_prefill: bool
     max_query_len: int | None = None
+    num_ubatches: int = 1
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,9 @@ class Dispatcher:
                 and descriptor.num_ubatches == num_ubatches
             ):
                 return descriptor
-        return BatchExecutionDescriptor(CUDAGraphMode.NONE, num_tokens, num_reqs)
+        return BatchExecutionDescriptor(
+            CUDAGraphMode.NONE, num_tokens, num_reqs, num_ubatches=num_ubatches
+        )
 
     def decide(self, counts: BatchCounts) -> Decision:
         """Dispatch one batch and say why it missed FULL, if it did."""
@@ -150,6 +154,7 @@ class Dispatcher:
             counts.num_tokens,
             None if counts.has_prefill else counts.uniform_token_count,
             max_query_len=None if counts.has_prefill else counts.max_query_len,
+            num_ubatches=counts.num_ubatches,
         )
         return Decision(descriptor, self._miss_reason(counts, descriptor))
 

@@ -28,6 +28,7 @@ def stage_dummy_batch(worker: Worker, descriptor: BatchExecutionDescriptor) -> I
         batch = worker.pcp_manager.prepare_inputs_to_capture(batch)
     worker.use_batch(batch, attention=full)
     if not full:
+        worker.cut_batch(descriptor)
         return batch
     provider = worker.pcp_manager or worker.block_tables
     tables = provider.get_dummy_block_tables(batch.num_reqs_after_padding)
@@ -42,4 +43,5 @@ def stage_dummy_batch(worker: Worker, descriptor: BatchExecutionDescriptor) -> I
             input_block_tables=tables,
         )
     worker.set_dummy_attention(batch, tables, slots)
+    worker.cut_batch(descriptor)
     return batch

@@ -28,6 +28,7 @@ from pcpbench.engine.dispatcher import (
 from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import in_process_groups
 from pcpbench.engine.kept_inputs import KeptInputs
+from pcpbench.engine.microbatch import add_cut_twins
 from pcpbench.engine.verification import planned_drafts
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.errors import CannotMeasure, DispatchMismatch
@@ -82,12 +83,15 @@ class Engine:
         parallel, model = config.parallel_config, config.model_config
         self.shape = model_shape(model.preset)
         compilation, scheduler = config.compilation_config, config.scheduler_config
-        self.candidates: Candidates = build_candidates(
+        candidates = build_candidates(
             compilation.cudagraph_mode,
             compilation.cudagraph_capture_sizes,
             decode_query_len=config.decode_query_len,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_tokens=scheduler.max_num_batched_tokens,
+        )
+        self.candidates: Candidates = replace(
+            candidates, descriptors=add_cut_twins(candidates.descriptors, parallel)
         )
         self.dispatcher = Dispatcher(compilation.cudagraph_mode, self.candidates.descriptors)
         dtype = getattr(torch, model.dtype)

@@ -19,6 +19,7 @@ class KeptInputs:
         self._worker = worker
         self._batch, self._metadata = worker.local_batch, worker.context.metadata
         self._breaks = worker.context.breaks
+        self._parts = None if worker.microbatches is None else worker.microbatches.parts
         self._copies = [(tensor, tensor.clone()) for tensor in _step_inputs(worker)]
 
     def put_back(self) -> None:
@@ -28,6 +29,8 @@ class KeptInputs:
         worker = self._worker
         worker.local_batch, worker.context.metadata = self._batch, self._metadata
         worker.context.breaks = self._breaks
+        if worker.microbatches is not None and self._parts is not None:
+            worker.microbatches.resume(self._parts)
 
 
 def _step_inputs(worker: Worker) -> list[Tensor]:
@@ -39,4 +42,6 @@ def _step_inputs(worker: Worker) -> list[Tensor]:
     manager = worker.pcp_manager
     if manager is not None:
         tensors += manager.persistent_buffers().values()
+    for own in () if worker.microbatches is None else worker.microbatches.buffers:
+        tensors += own.named().values()
     return tensors

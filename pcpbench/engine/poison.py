@@ -97,6 +97,10 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
         cache.view(-1, cache.shape[-1]).index_fill_(0, slots, value)
     for buffers in {id(b): b for b in (worker.input_buffers, worker.local_buffers)}.values():
         _poison_buffers(buffers, worker)
+    for own in worker.microbatches.buffers if worker.microbatches else ():
+        own.query_start_loc.fill_(len(worker.hidden_states))
+        own.seq_lens.fill_(worker.config.model_config.max_model_len)
+        own.dcp_local_seq_lens.fill_(worker.config.model_config.max_model_len)
     tables, manager = worker.block_tables, worker.pcp_manager
     for group, mask in enumerate(masks):
         foreign = _foreign_block(mask, tables.block_sizes[group])
@@ -104,6 +108,9 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
         _poison_columns(worker, group, foreign)
         tables.input_block_tables[group].fill_(foreign)
         tables.slot_mappings[group].fill_(wrong_slot)
+        for own in worker.microbatches.buffers if worker.microbatches else ():
+            own.block_tables[group].fill_(foreign)
+            own.slot_mappings[group].fill_(wrong_slot)
         if manager is not None:
             manager.input_block_tables[group].fill_(foreign)
             if manager.slot_mappings is not None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from pcpbench.engine.dispatcher import BatchCounts
 from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.microbatch_recorder import record_microbatches
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import StepPlan
@@ -122,6 +123,7 @@ def _rank_record(
         sampled_rows=None if sampled is None else np.array(sampled.rows),
         num_accepted=None if accepted is None else _host(accepted),
         num_computed_after=None if accepted is None else _cursors(worker),
+        **record_microbatches(worker),
     )
 
 

@@ -75,6 +75,29 @@ class TapBuffers:
             yield _record(point, order, rank, _host(kept))
 
 
+class PartTaps:
+    """Taps of one microbatch: what it puts goes where its tokens lie in the whole batch.
+
+    first_token: its first token in that batch, of num_tokens after padding.
+    """
+
+    def __init__(self, whole: TapBuffers, first_token: int, num_tokens: int) -> None:
+        self._whole, self._first, self._total = whole, first_token, num_tokens
+        self._gathered = {(p.layer, p.name) for p in whole.points if p.is_gathered}
+
+    def put(self, layer: int, name: str, value: Tensor) -> None:
+        """Copy `value`, gathered rows into each PCP rank's share, as the whole batch's would lie.
+
+        Two ranks of 4 tokens, the second half: its 4 gathered rows go to 2, 3, 6 and 7.
+        """
+        shares = self._whole.pcp_size if (layer, name) in self._gathered else 1
+        width = value.shape[1:]
+        rows = self._whole.buffers[layer, name][: self._total * shares]
+        mine = value.view(shares, -1, *width)
+        last = self._first + mine.shape[1]
+        rows.view(shares, self._total, *width)[:, self._first : last].copy_(mine)
+
+
 def _record(point: TapPoint, order: int, rank: int, values: NDArray[np.generic]) -> TapRecord:
     op, _, tensor = point.name.partition(".")
     return TapRecord(

@@ -21,11 +21,12 @@ from pcpbench.engine.dispatcher import BatchCounts
 from pcpbench.engine.groups import RankGroups
 from pcpbench.engine.input_batch import InputBatch, InputBuffers
 from pcpbench.engine.kv_cache import allocate_kv_caches
+from pcpbench.engine.microbatch import Microbatches
 from pcpbench.engine.request_state import RequestState
 from pcpbench.engine.taps import TapBuffers
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.decoder import MLADecoder
-from pcpbench.modes import BatchExecutionDescriptor
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
 from pcpbench.plan import StepPlan
 from pcpbench.records import IntArray
@@ -122,6 +123,15 @@ class Worker:
             (max_num_tokens, shape.hidden_size), dtype=model.dtype, device=device
         )
         self.taps: TapBuffers | None = None
+        self.microbatches: Microbatches | None = None
+        if parallel.enable_dbo:
+            self.microbatches = Microbatches(
+                parallel,
+                self.context,
+                self.block_tables,
+                self.local_buffers.max_num_reqs,
+                max_num_tokens,
+            )
         self.global_batch: InputBatch | None = None
         self.local_batch: InputBatch | None = None
 
@@ -178,7 +188,8 @@ class Worker:
             )
         longest = int(query_lens.max())
         uniform = longest if longest == query_lens.min() and not batch.has_prefill else None
-        return BatchCounts(num_reqs, num_tokens, uniform, batch.has_prefill, longest)
+        cut = self.config.parallel_config.num_ubatches_for(num_tokens, batch.has_prefill)
+        return BatchCounts(num_reqs, num_tokens, uniform, batch.has_prefill, longest, cut)
 
     def prepare_attention(self, descriptor: BatchExecutionDescriptor) -> None:
         """Partition and pad the batch, then fill tables, slots and lengths for the forward pass."""
@@ -201,6 +212,15 @@ class Worker:
                 batch.num_tokens_after_padding,
             )
         self._set_metadata(batch, tables, slots)
+        self.cut_batch(descriptor)
+
+    def cut_batch(self, descriptor: BatchExecutionDescriptor) -> None:
+        """Cut the prepared local batch into the descriptor's microbatches; see microbatch.py."""
+        if self.microbatches is not None:
+            assert self.local_batch is not None
+            is_full = descriptor.cg_mode is CUDAGraphMode.FULL
+            metadata = self.context.metadata
+            self.microbatches.cut(descriptor.num_ubatches, self.local_batch, metadata, is_full)
 
     def use_batch(self, batch: InputBatch, attention: bool) -> None:
         """Make a dummy batch the one that `forward` runs on; see dummy_run."""
@@ -242,6 +262,9 @@ class Worker:
         """
         batch = self.local_batch
         assert batch is not None
+        if self.microbatches is not None and self.microbatches.parts:
+            out = self.hidden_states if into_buffer else None
+            return await self.microbatches.forward(self.model, out)
         hidden: Tensor = await self.model(batch.input_ids, batch.positions, self.context)
         if not into_buffer:
             return hidden

@@ -1,7 +1,6 @@
 """Classes of faults that really happened, with public reports, and the worlds to inject them in.
 
-Owns class ids, titles and report numbers. K27 is named and has no fault yet: the engine has no
-microbatches.
+Owns class ids, titles and report numbers.
 """
 
 from __future__ import annotations
@@ -98,5 +97,6 @@ def shipped(
         min_dcp=min(setting.dcp, 2),
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
+        needs_microbatch=setting.microbatch,
         at_capture=at_capture,
     )

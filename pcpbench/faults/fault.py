@@ -38,7 +38,7 @@ class Setting:
 
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
-    draft tokens of a decode.
+    draft tokens of a decode. microbatch: whether steps are cut into microbatches.
     """
 
     pcp: int = 2
@@ -50,6 +50,7 @@ class Setting:
     scenario: str = "s1-grow-shrink"
     checks: str = "quick"
     spec_tokens: int = 0
+    microbatch: bool = False
 
     @property
     def world(self) -> str:
@@ -60,6 +61,8 @@ class Setting:
             parts.append(f"interleave {self.interleave}")
         if self.spec_tokens:
             parts.append(f"spec-tokens {self.spec_tokens}")
+        if self.microbatch:
+            parts.append("microbatch")
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -161,7 +164,8 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens: what a setting must have for the fault to exist.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch: what a setting must have for the
+    fault to exist.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -178,6 +182,7 @@ class Fault:
     min_dcp: int = 1
     max_pcp: int | None = None
     min_spec_tokens: int = 0
+    needs_microbatch: bool = False
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -191,4 +196,6 @@ class Fault:
             return f"needs pcp {self.max_pcp} or less"
         if setting.spec_tokens < self.min_spec_tokens:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
+        if self.needs_microbatch and not setting.microbatch:
+            return "needs --microbatch"
         return ""

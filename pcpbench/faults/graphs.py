@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from pcpbench.dcp import dcp_local_lens
-from pcpbench.engine import dummy_run
+from pcpbench.engine import dummy_run, microbatch
 from pcpbench.engine import worker as worker_module
+from pcpbench.engine.input_batch import InputBatch
 from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
@@ -70,7 +71,8 @@ def dcp_lengths_elsewhere(site: Site) -> None:
         site.hit()
         return prepare(torch.empty_like(out), *args, **kw)
 
-    site.wrap(worker_module, "maybe_prepare_dcp_local_seq_lens", faulty)
+    for module in (worker_module, microbatch):
+        site.wrap(module, "maybe_prepare_dcp_local_seq_lens", faulty)
 
 
 def output_moved(site: Site) -> None:
@@ -152,11 +154,10 @@ def captured_without_context(site: Site) -> None:
         site.hit()
 
     async def forward(original: Forward, self: Worker, **kw: Any) -> Tensor:
-        batch = self.local_batch
-        assert batch is not None
-        lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
-        shares = dcp_local_lens(lengths, self.dcp_size, self.dcp_rank, self.cp_interleave)
-        is_empty[id(self.context)] = not shares.any()
+        for batch, context in _passes(self):
+            lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
+            shares = dcp_local_lens(lengths, self.dcp_size, self.dcp_rank, self.cp_interleave)
+            is_empty[id(context)] = not shares.any()
         return await original(self, **kw)
 
     def local(original: Callable[..., None], self: MLAAttention, *args: Any) -> None:
@@ -170,6 +171,15 @@ def captured_without_context(site: Site) -> None:
     site.wrap(dummy_run, "set_dummy_context", no_context)
     site.wrap(Worker, "forward", forward)
     site.wrap(MLAAttention, "_local", local)
+
+
+def _passes(worker: Worker) -> list[tuple[InputBatch, ForwardContext]]:
+    """What a step runs through the model: the local batch, or its microbatches."""
+    halves = worker.microbatches
+    if halves is not None and halves.parts:
+        return [(p.batch, c) for p, c in zip(halves.parts, halves.contexts, strict=True)]
+    assert worker.local_batch is not None
+    return [(worker.local_batch, worker.context)]
 
 
 def _with_metadata(

@@ -21,6 +21,7 @@ from pcpbench.faults import (
     everywhere,
     graphs,
     lifetimes,
+    microbatches,
     numerics,
     padding,
     partition,
@@ -52,6 +53,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *collectives.FAULTS,
             *partition.FAULTS,
             *everywhere.FAULTS,
+            *microbatches.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

@@ -43,6 +43,7 @@ class ForwardContext:
     written and no collective of the attention is issued, so all ranks must agree on it.
     breaks: attention leaves the captured segment (PIECEWISE); only under a driver that serves
     graph breaks.
+    takes_turns: this is the context of one microbatch, whose pass takes turns with the others'.
     taps: when set, is handed intermediate results at the tap points of model/taps.py. Under
     capture what it does with them becomes part of the graph.
     """
@@ -56,6 +57,7 @@ class ForwardContext:
     kv_groups: tuple[int, ...] = ()
     metadata: AttentionMetadata | None = None
     breaks: bool = False
+    takes_turns: bool = False
     taps: Taps | None = field(default=None, repr=False)
 
     def kv_group(self, layer: int) -> int:

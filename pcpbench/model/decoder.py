@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pcpbench.device.collectives import Group, graph_break
+from pcpbench.device.turns import hand_over
 from pcpbench.errors import UsageError
 from pcpbench.model.attention import (
     kv_cache_read,
@@ -92,6 +93,10 @@ class MLAAttention(nn.Module):
         kv_cache_write(gathered, slots, kv_cache)
         if context.taps is not None:
             context.tap(self.layer, "kv_cache_write.kv_cache", kv_cache_read(slots, kv_cache))
+        if context.takes_turns:
+            # A token may see KV that lies in another rank's other microbatch: all of it is written
+            # before any of it is read, wherever the cut falls.
+            await hand_over(context.rank)
         if context.dcp.size == 1:
             self._local(q, out, lse, metadata, context)
             return

@@ -59,6 +59,7 @@ SETTINGS: Final = (
     Column("decode_context_parallel_size", "", "DCP size"),
     Column("tensor_parallel_size", "", "TP size"),
     Column("cp_kv_cache_interleave_size", "", "consecutive KV positions that a DCP rank owns"),
+    Column("enable_dbo", "", "whether steps are cut into microbatches"),
     Column("model", "", "preset of the decoder"),
     Column("dtype", "", "its dtype"),
     Column("device", "", "device that all ranks share"),
@@ -78,6 +79,7 @@ SUMMARY: Final = (
     Column("steps_piecewise", "", "steps served by PIECEWISE graphs"),
     Column("steps_none", "", "steps run eagerly"),
     Column("steps_idle", "", "dummy steps, in none of the three above"),
+    Column("steps_cut", "", "of all steps, those that ran as two microbatches"),
     Column("decode_steps", "", "steps without a prefill"),
     Column("coverable", "", "decode steps that a captured FULL size covers; 0 for an arm that "
            "never replays"),

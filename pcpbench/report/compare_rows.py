@@ -61,6 +61,7 @@ def _summary_row(
         "steps_piecewise": arm.steps_piecewise,
         "steps_none": arm.steps_none,
         "steps_idle": arm.steps_idle,
+        "steps_cut": arm.steps_cut,
         "decode_steps": arm.decode_steps,
         "coverable": arm.coverable,
         "coverable_full": arm.coverable_full,
@@ -101,7 +102,7 @@ def _setting_cells(arm: str, settings: Mapping[str, Any]) -> dict[str, Cell]:
     kind = base_arm(arm)
     cells: dict[str, Cell] = {column.name: settings.get(column.name) for column in SETTINGS}
     if kind == "reference":
-        cells |= dict.fromkeys(PARALLEL_SIZES, 1)
+        cells |= {**dict.fromkeys(PARALLEL_SIZES, 1), "enable_dbo": False}
     mode = ARM_MODES.get(kind)
     cells["cudagraph_mode"] = None if mode is None else mode.name.lower()
     return cells

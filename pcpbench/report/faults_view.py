@@ -35,7 +35,6 @@ second looks at a step, not in one run of the scenario. Clean runs are those of 
 scenarios without a fault, before the first one (on engines just captured) and after the last (on
 engines that were used again).
 
-Class K27 has no entry: it needs microbatches, which today's engine has not.
 
 An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context

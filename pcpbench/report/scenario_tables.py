@@ -56,6 +56,7 @@ def arm_table(
     counted = [
         ("Steps served as", served_by),
         ("FULL of coverable", coverage),
+        ("In microbatches", _cut),
         ("Padding waste", lambda arm: units.percent(arm.padding_waste)),
     ]
     if base.num_draft_tokens or candidate.num_draft_tokens:
@@ -103,6 +104,12 @@ def accepted(arm: ArmSummary) -> str:
     if not arm.num_draft_tokens:
         return units.NOTHING
     return f"{arm.num_accepted_tokens} of {arm.num_draft_tokens}"
+
+
+def _cut(arm: ArmSummary) -> str:
+    """`45 of 52 steps`; nothing where none was cut."""
+    num_steps = arm.num_steps - arm.steps_idle
+    return f"{arm.steps_cut} of {num_steps} steps" if arm.steps_cut else units.NOTHING
 
 
 def coverage(arm: ArmSummary) -> str:

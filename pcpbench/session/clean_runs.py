@@ -91,6 +91,8 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
                 parts.append(f"--{name} {value}")
         if options.spec_tokens:
             parts.append(f"--spec-tokens {options.spec_tokens}")
+        if options.microbatch:
+            parts.append("--microbatch")
         if self.feed != FEEDS[0]:
             parts.append(f"--feed {self.feed}")
         return " ".join([*parts, f"--seed {options.seed}", "--repetitions 0"])
@@ -116,9 +118,10 @@ def run_clean(request: CleanRequest) -> int:
 
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
-    """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed as often as
-    any other (give or take one), combined by chance, each with a seed of its own. So are numbers of
-    draft tokens where the feed is teacher-forced; the others run without."""
+    """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed, with and
+    without microbatches, as often as any other (give or take one), combined by chance, each with a
+    seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the others run
+    without."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -129,6 +132,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
+    cuts = spread(2)
     return [
         Draw(
             scenario=names[scenarios[i]],
@@ -138,6 +142,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
                 seed=int(seeds[i]),
                 device=device,
                 spec_tokens=0 if feeds[i] else SPEC_TOKENS[drafts[i]],
+                microbatch=bool(cuts[i]),
             ),
             base=ARMS[arms[i]][0],
             candidate=ARMS[arms[i]][1],
@@ -176,7 +181,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
         if result.outcome is not Outcome.PASS and not accused:
             accused = (result.outcome.value,)
     return CleanRun(
-        world=" ".join(f"{name} {size}" for name, size in _world(options)),
+        world=_world(options),
         scenario=draw.scenario,
         arms=f"{draw.base} {draw.candidate}",
         dtype=options.dtype,
@@ -187,6 +192,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     )
 
 
-def _world(options: EngineOptions) -> list[tuple[str, int]]:
+def _world(options: EngineOptions) -> str:
     sizes = [(name, getattr(options, name)) for name in ("pcp", "tp", "dcp", "interleave")]
-    return [(name, size) for name, size in sizes if name == "pcp" or size > 1]
+    parts = [f"{name} {size}" for name, size in sizes if name == "pcp" or size > 1]
+    return " ".join([*parts, *(["microbatch"] if options.microbatch else [])])

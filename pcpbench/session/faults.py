@@ -49,6 +49,7 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     spec_tokens: int | None = None
     device: str = "auto"
     checks: str = "quick"
+    microbatch: bool = False
     markdown: bool = False
 
     def check(self) -> None:
@@ -73,6 +74,8 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
             setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
         if self.spec_tokens is not None:
             setting = replace(setting, spec_tokens=self.spec_tokens)
+        if self.microbatch:
+            setting = replace(setting, microbatch=True)
         names = self.scenarios or (setting.scenario,)
         return [replace(setting, scenario=name) for name in dict.fromkeys(names)]
 
@@ -301,6 +304,7 @@ def _options(setting: Setting) -> EngineOptions:
         interleave=setting.interleave,
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
+        microbatch=setting.microbatch,
     )
 
 

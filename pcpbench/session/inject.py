@@ -25,7 +25,12 @@ def fault_named(name: str, options: EngineOptions) -> Fault:
             "names."
         )
     setting = Setting(
-        pcp=options.pcp, tp=options.tp, dcp=options.dcp, interleave=options.interleave
+        pcp=options.pcp,
+        tp=options.tp,
+        dcp=options.dcp,
+        interleave=options.interleave,
+        spec_tokens=options.spec_tokens,
+        microbatch=options.microbatch,
     )
     lacks = fault.lacks(setting)
     if lacks:
@@ -68,4 +73,6 @@ def _flags(setting: Setting) -> str:
     flags = f"--pcp {setting.pcp} --tp {setting.tp}"
     if setting.dcp > 1:
         flags += f" --dcp {setting.dcp} --interleave {setting.interleave}"
-    return flags
+    if setting.spec_tokens:
+        flags += f" --spec-tokens {setting.spec_tokens}"
+    return flags + (" --microbatch" if setting.microbatch else "")

@@ -133,6 +133,8 @@ def _capture(arm: Arm) -> tuple[Change, ...]:
 
 def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
     padded = spec.mode is not CUDAGraphMode.NONE and not spec.replays
+    parallel = config.parallel_config
+    thresholds = (parallel.dbo_decode_token_threshold, parallel.dbo_prefill_token_threshold)
     return ArmSetup(
         name=spec.label,
         world=config.parallel_config.world,
@@ -145,4 +147,5 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         captured=arm.captured if spec.replays else None,
         decode_query_len=config.decode_query_len,
         max_model_len=config.model_config.max_model_len,
+        ubatch_thresholds=thresholds if parallel.enable_dbo else None,
     )

@@ -147,3 +147,17 @@ def test_each_candidate_is_captured_and_nothing_else(plan, kit):
         "FULL with 2 tokens in 2 requests of 1 is a candidate and was not captured",
         "FULL with 4 tokens in 4 requests of 1 was captured and is no candidate",
     ]
+
+
+def test_each_shape_that_can_be_cut_has_a_twin_and_no_other_has(plan, kit):
+    large, small = kit.full(4), kit.full(1)
+    twin = replace(large, num_ubatches=2)
+    good = replace(setup_of(FULL, (1, 4), 1, [large, twin, small]), ubatch_thresholds=(2, 4))
+    graphs = [graph(each, 0) for each in (large, twin, small)]
+    assert list(candidate_violations(replace(good, captured=graphs), plan)) == []
+    (missing,) = candidate_violations(replace(good, candidates=(large, small)), plan)
+    assert missing.message == f"{twin.label} is missing among the candidates"
+    (left_out,) = candidate_violations(replace(good, captured=[graphs[0], graphs[2]]), plan)
+    assert left_out.message == f"{twin.label} is a candidate and was not captured"
+    (superfluous,) = candidate_violations(replace(good, ubatch_thresholds=None), plan)
+    assert "no step of its size is cut" in superfluous.message

@@ -6,7 +6,7 @@ from pcpbench.checks.budgets import budget_of
 from pcpbench.checks.compare import StepComparison
 from pcpbench.checks.drift import cosine_gap, measure
 from pcpbench.checks.setup import Pair
-from pcpbench.checks.tally import PairTally
+from pcpbench.checks.tally import ArmTally, PairTally
 
 
 def row(scale, error, tensor="hidden"):
@@ -54,3 +54,14 @@ def test_steps_that_both_arms_ran_eagerly_say_nothing_of_a_capture():
     tally.observe(1, StepComparison(drifts=(drift,), difference=None), replayed=True)
     assert tally.summary("float32").num_steps_compared == 1
     assert tally.num_steps == 2
+
+
+def test_an_arm_that_was_to_cut_steps_and_cut_none_says_nothing_of_cuts(kit):
+    bench = kit.Bench(kit.make_plan([2, 2], 2), kit.setup("eager"))
+    step, expected, record = bench.at(1)
+    cut = replace(record, ranks=(replace(record.ranks[0], microbatches=("one", "two")),))
+    for thresholds, left, told in (((4, 8), record, 1), ((4, 8), cut, 0), (None, record, 0)):
+        tally = ArmTally(kit.setup("eager", ubatch_thresholds=thresholds))
+        tally.observe(step, left, expected)
+        assert len(tally.not_as_asked()) == told
+        assert tally.steps_cut == (left is cut)

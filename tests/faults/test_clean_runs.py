@@ -20,12 +20,15 @@ def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
         ([(draw.base, draw.candidate) for draw in draws], 5),
         ([draw.options.dtype for draw in draws], 3),
         ([draw.feed for draw in draws], 2),
+        ([draw.options.microbatch for draw in draws], 2),
     ):
         times = Counter(values)
         assert len(times) == count
         assert max(times.values()) - min(times.values()) <= 1
     assert draw_runs(200, 7, "cpu") == draws
     assert draw_runs(200, 8, "cpu") != draws
+    for draw in draws:
+        assert ("--microbatch" in draw.command) == draw.options.microbatch
 
 
 @pytest.fixture

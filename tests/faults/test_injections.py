@@ -23,7 +23,11 @@ ACCUSED = ("engine", "model", "device", "pcp_manager", "pcp_partition", "pcp_row
 @cache
 def engine_of(setting):
     options = EngineOptions(
-        pcp=setting.pcp, tp=setting.tp, dcp=setting.dcp, interleave=setting.interleave
+        pcp=setting.pcp,
+        tp=setting.tp,
+        dcp=setting.dcp,
+        interleave=setting.interleave,
+        microbatch=setting.microbatch,
     )
     config = options.engine_config(
         ARM_MODES["full"],

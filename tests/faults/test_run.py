@@ -59,6 +59,23 @@ def test_faults_of_plans_captures_and_idle_steps_are_caught(capsys):
     assert "4 of 4 faults caught" in " ".join(capsys.readouterr().out.split())
 
 
+def test_faults_of_microbatches_are_caught(capsys):
+    names = [f.name for f in registry.SHIPPED if f.needs_microbatch and not f.at_capture]
+    assert len(names) >= 6
+    arguments = [part for name in names for part in ("--fault", name)]
+    assert cli.run(["faults", "run", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert f"{len(names)} of {len(names)} faults caught (100 %); 0 false alarms" in printed
+
+
+def test_every_fault_can_be_run_with_microbatches_and_some_only_so():
+    (setting,) = FaultsRequest(microbatch=True).settings(SOUND)
+    assert setting == replace(SOUND.setting, microbatch=True)
+    assert SOUND.lacks(setting) == ""
+    fault = KNOWN["ubatch-lengths-not-shortened"]
+    assert fault.lacks(replace(fault.setting, microbatch=False)) == "needs --microbatch"
+
+
 def test_a_fault_that_escapes_is_exit_1_and_is_named(monkeypatch, capsys):
     fault = replace(SOUND, name="no-effect", inject=planted(harmless))
     assert run_with(monkeypatch, fault) == 1

@@ -13,7 +13,7 @@ from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 
 NAMES = shipped_names()
-ASKED_FOR = {"S1", "S2", "S3", "S4", "S7", "S8", "S11", "S12", "S13", "S14"}
+ASKED_FOR = {"S1", "S2", "S3", "S4", "S7", "S8", "S11", "S12", "S13", "S14", "S16"}
 WITH_DRAFTS = {"s4-draft-length-prompts": (1, 3)}
 """Scenarios that trigger what they claim under so many draft tokens only."""
 
@@ -190,6 +190,19 @@ def rejected_and_written_again(plan: ScenarioPlan) -> bool:
     return any(s.num_rejected_tokens and s.num_accepted_tokens for s in shares(plan, prefill=False))
 
 
+def s16_across_the_cut_and_halves_of_padding(plan: ScenarioPlan) -> bool:
+    across = set()
+    for step in plan.steps:
+        place = 0
+        for share in step.scheduled:
+            if place < step.num_tokens // 2 < place + share.num_scheduled_tokens:
+                across.add(step.has_prefill and len(step.scheduled) > 1)
+            place += share.num_scheduled_tokens
+    # On two ranks these are 2 + 1, 3 + 2 and 5 + 4 rows: the second rank's fill the first half of
+    # the graph that covers the first's.
+    return across == {True, False} and {3, 5, 9} <= set(decode_sizes(plan))
+
+
 def one_token_prefill_among_ones(plan: ScenarioPlan) -> bool:
     return any(
         step.has_prefill and all(share.num_scheduled_tokens == 1 for share in step.scheduled)
@@ -226,6 +239,7 @@ TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
     "S12": s12_other_layouts_of_equal_tokens,
     "S13": s13_lengths_around_every_border,
     "S14": s14_short_prefills_and_ranks_without_rows,
+    "S16": s16_across_the_cut_and_halves_of_padding,
     "K01": shrinks,
     "K02": shrinks,
     "K03": shrinks_over_reused_blocks,
@@ -237,6 +251,7 @@ TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
     "K24": empty_share_under_dcp_four,
     "K25": empty_share_under_dcp_four,
     "K26": ragged_prefill_chunks,
+    "K27": s16_across_the_cut_and_halves_of_padding,
     "K34": rejected_and_written_again,
 }
 DRAFT_TRIGGERS = TRIGGERS | {
