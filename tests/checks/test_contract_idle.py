@@ -86,6 +86,14 @@ def test_a_stale_table_row_is_named_also_past_the_first(kit, dcp):
     ]
 
 
+def test_a_table_of_fewer_rows_than_the_dummy_batch_is_named(kit, dcp):
+    record = kit.idle_record(dcp, kit.full(4))
+    short = (record.ranks[0].block_tables[0][:3],)
+    assert found(dcp, kit.change_rank(record, 0, block_tables=short)) == [
+        ("C5", 0, "block_tables[0] has 3 rows for 4 dummy rows")
+    ]
+
+
 def test_full_is_never_without_attention_and_piecewise_may_be(kit, dcp):
     bare = {"block_tables": (), "dcp_local_seq_lens": None}
     record = kit.change_rank(kit.idle_record(dcp, kit.full(4)), 1, **bare)
