@@ -117,6 +117,49 @@ def test_a_request_may_preempt_itself_and_arrivals_may_lie_between_steps():
     assert list(plan_violations(plan)) == []
 
 
+def verifying(kit):
+    """One request in blocks of 4: two drafts a decode, the first step accepts one, the last two."""
+    part = kit.scheduled
+    request = NewRequest(req_id="a", prompt_token_ids=(1, 2, 3), max_tokens=6)
+    drafted = {"num_draft_tokens": 2}
+    steps = [
+        step(0, part("a", 3), new=[request], blocks={"a": (1,)}),
+        step(1, change(part("a", 3, 3, 3), num_accepted_tokens=1, **drafted), blocks={"a": (2,)}),
+        # Positions 5 to 7: the block that came for rejected ones is still there.
+        step(2, change(part("a", 3, 5, 3), num_accepted_tokens=2, **drafted)),
+        step(3, finished=("a",)),
+    ]
+    return kit.plan_of(steps, requests=(request,))
+
+
+def test_rejected_drafts_are_computed_again_and_keep_their_block(kit):
+    assert list(plan_violations(verifying(kit))) == []
+
+
+def test_more_drafts_accepted_than_there_are_is_named(kit):
+    plan = verifying(kit)
+    share = change(plan.steps[2].scheduled[0], num_accepted_tokens=3)
+    steps = (*plan.steps[:2], change(plan.steps[2], scheduled=(share,)), plan.steps[3])
+    messages = [found.message for found in plan_violations(change(plan, steps=steps))]
+    assert messages == ["request a accepts 3 of 2 drafts", "request a generates token 7 of 6"]
+
+
+def test_a_cursor_that_counts_rejected_drafts_is_named(kit):
+    plan = verifying(kit)
+    share = change(plan.steps[2].scheduled[0], num_computed_tokens=6)
+    steps = (*plan.steps[:2], change(plan.steps[2], scheduled=(share,)), plan.steps[3])
+    messages = [found.message for found in plan_violations(change(plan, steps=steps))]
+    assert messages[0] == "request a is said to have 6 computed tokens and has 5"
+
+
+@pytest.mark.parametrize("name", ["s1-grow-shrink", "preemption", "s11-long-kv"])
+def test_the_scheduler_makes_possible_plans_with_drafts(name):
+    for drafts in (1, 3):
+        scenario = load_scenario(name)
+        plan = make_plan(scenario, vocab_size=64, num_speculative_tokens=drafts)
+        assert list(plan_violations(plan)) == []
+
+
 # Blocks
 
 
