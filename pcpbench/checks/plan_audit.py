@@ -123,10 +123,10 @@ class _PlanAudit:
                 yield "finished_req_ids", f"request {req_id} has {outputs} and keeps its place"
 
     def _enter(self, step: StepPlan, new: NewRequest) -> Iterator[str]:
+        if new.req_id not in self._asked and self._plan.requests:
+            yield "is admitted and not in the scenario"
         asked = self._asked.setdefault(new.req_id, new)
         request = self._progress.setdefault(new.req_id, _Progress())
-        if asked is new and self._plan.requests:
-            yield "is admitted and not in the scenario"
         if request.is_running or request.is_back:
             yield f"is admitted and {'runs already' if request.is_running else 'has finished'}"
         arrival = self._plan.arrivals_s.get(new.req_id, 0.0)
