@@ -126,6 +126,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     (block_size x dcp where the group is sharded).
     arrivals_s: req_id -> arrival on the scenario's clock.
     requests: every request as the scenario asks for it, whatever the scheduler made of it.
+    is_cut_short: these are a scenario's first steps only; what it asks for besides comes later.
     """
 
     scenario: str
@@ -138,3 +139,4 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocab_size: int
     arrivals_s: dict[str, float] = {}
     requests: tuple[NewRequest, ...] = ()
+    is_cut_short: bool = False

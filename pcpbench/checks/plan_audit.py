@@ -25,7 +25,7 @@ def plan_violations(plan: ScenarioPlan) -> Iterator[Violation]:
         for field, message in audit.step(place, step):
             yield _violation(plan, step.index, field, message)
     last = plan.steps[-1].index if plan.steps else 0
-    for field, message in audit.end():
+    for field, message in () if plan.is_cut_short else audit.end():
         yield _violation(plan, last, field, message)
 
 

@@ -131,7 +131,7 @@ def make_case(
         base=request.base,
         candidate=request.candidate,
         accusation=accusation,
-        plan=replace(plan, steps=tuple(step for step in plan.steps if step.index <= last)),
+        plan=_first_steps(plan, last),
         tokens=tuple(tuple(each) for each in tokens[: last + 1]),
         drafts=tuple(tuple(each) for each in drafts[: last + 1]),
         feed=request.feed,
@@ -139,6 +139,11 @@ def make_case(
         repetitions=int(timed),
         fault=request.inject or "",
     )
+
+
+def _first_steps(plan: ScenarioPlan, last: int) -> ScenarioPlan:
+    steps = tuple(step for step in plan.steps if step.index <= last)
+    return replace(plan, steps=steps, is_cut_short=len(steps) < len(plan.steps))
 
 
 def locate(case: Case, target: Target, device: torch.device) -> Location:

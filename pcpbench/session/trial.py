@@ -226,9 +226,12 @@ class Trial:
     def _verify_dense(self) -> None:
         """Contract C18: the arm that all others are held against, computed again without cache.
 
-        That is the reference; a ladder without one has its base arm looked at.
+        That is the reference; a ladder without one has its base arm looked at, unless that was fed
+        tokens that are not its own.
         """
         arm = self.stand.arms.get("reference", self.stand.arms[self.stand.base])
+        if self._given is not None and arm.label != "reference":
+            return
         mine = [record for record in self.records if record.arm == arm.label]
         check = DenseCheck(self.plan, mine, self._dtype)
         dense = arm.dense_logits(check.token_ids, check.positions)

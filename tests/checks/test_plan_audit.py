@@ -234,6 +234,7 @@ def test_a_request_of_the_scenario_that_never_comes_is_named(sound):
     third = NewRequest(req_id="c", prompt_token_ids=(1,), max_tokens=1)
     sound.requests += (third,)
     assert sound.found() == [(4, "new_requests", "request c of the scenario is never admitted")]
+    assert sound.found(is_cut_short=True) == [], "it may come in a step that was cut off"
 
 
 def test_a_plan_that_does_not_say_what_was_asked_is_not_taken_on_trust(sound):

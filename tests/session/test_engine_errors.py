@@ -19,10 +19,10 @@ def test_a_step_that_raises_fails_and_names_arm_step_and_place(bench, monkeypatc
     trial = bench("s2-capture-edges")
     execute = Engine.execute
 
-    def faulty(self, step, forced=None):
+    def faulty(self, step, *fed):
         if step.index == 3 and self is trial.engine("full"):
             off_by_one(self)
-        return execute(self, step, forced)
+        return execute(self, step, *fed)
 
     monkeypatch.setattr(Engine, "execute", faulty)
     result = trial.run()

@@ -298,10 +298,10 @@ def test_an_error_in_a_poisoned_step_is_a_finding_only_if_it_is_the_steps(
         poisoned.append(kind)
         poison(unread, kind)
 
-    def faulty(step, forced=None):
+    def faulty(*arguments):
         if poisoned:
             raise error
-        return execute(step, forced)
+        return execute(*arguments)
 
     monkeypatch.setattr(arm, "poison", spy)
     monkeypatch.setattr(arm.engine, "execute", faulty)
