@@ -1,20 +1,23 @@
-"""What the contracts cost: wall time of one scenario under the judge, quick and full, no timing.
+"""What the contracts cost: wall time of a comparison's scenario without them, quick and full.
 
-usage: python benchmarks/checks_cost.py [--scenario s1-grow-shrink ...] [--rounds 5]
+usage: python benchmarks/checks_cost.py [--scenario NAME ...] [--rounds 5] [--repetitions 3]
 
-Rows are worlds and scenarios. `before` judges without following the caches (C9, C15 left out),
-`quick` and `full` as `pcpbench compare --repetitions 0 --check ...` does. The three take turns;
-cells are the least of the rounds, on one thread: neighbours only ever add to it.
+Rows are worlds and scenarios. `none` compares outputs and caches of arms and holds no contract;
+`quick` and `full` are `pcpbench compare --check ...`; all time as many repetitions. The three take
+turns; cells are the least of the rounds, on one thread: neighbours only ever add to it.
 """
 
 from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
 
+from pcpbench.checks import judge
 from pcpbench.checks.write_set import WriteSets
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock
@@ -35,24 +38,32 @@ WORLDS = {
 }
 
 
-def judged_s(plan: ScenarioPlan, stand: Stand, checks: str) -> float:
+@contextmanager
+def no_contracts() -> Iterator[None]:
+    """The judge without contracts; what compares arms with each other stays."""
+    with (
+        mock.patch.object(WriteSets, "start", return_value=None),
+        mock.patch.object(WriteSets, "check", return_value=()),
+        mock.patch.object(judge, "check_step", return_value=[]),
+        mock.patch.object(judge, "plan_violations", return_value=()),
+        mock.patch.object(judge, "candidate_violations", return_value=()),
+        mock.patch.object(Trial, "_verify_dense", return_value=None),
+    ):
+        yield
+
+
+def run_s(plan: ScenarioPlan, stand: Stand, checks: str, repetitions: int) -> float:
     trial = Trial(
         plan,
         stand,
         make_clock(CPU),
         dtype="float32",
         teacher_forced=True,
-        repetitions=0,
-        checks="quick" if checks == "before" else checks,
+        repetitions=repetitions,
+        checks="quick" if checks == "none" else checks,
     )
     start = time.perf_counter()
-    if checks == "before":
-        with (
-            mock.patch.object(WriteSets, "start", return_value=None),
-            mock.patch.object(WriteSets, "check", return_value=()),
-        ):
-            result = trial.run()
-    else:
+    with no_contracts() if checks == "none" else nullcontext():
         result = trial.run()
     seconds = time.perf_counter() - start
     if result.violations:
@@ -64,9 +75,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Times the judge with and without contracts.")
     parser.add_argument("--scenario", nargs="+", default=["s1-grow-shrink", "s11-long-kv"])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--repetitions", type=int, default=3)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'world':26}{'scenario':20}{'before s':>10}{'quick s':>10}{'full s':>10}", flush=True)
+    print(f"{'world':26}{'scenario':20}{'none s':>10}{'quick s':>10}{'full s':>10}", flush=True)
     for name, options in WORLDS.items():
         target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
         builder = StandBuilder(target, build_ladder("eager", "full"), options, "cpu")
@@ -75,12 +87,14 @@ def main() -> None:
             loaded = load_scenario(scenario)
             plan = make_plan(loaded, vocab_size=vocab_size, dcp_size=options.dcp)
             stand = builder.stand_for(plan)
-            best = dict.fromkeys(("before", "quick", "full"), float("inf"))
+            best = dict.fromkeys(("none", "quick", "full"), float("inf"))
             for _ in range(arguments.rounds):
                 for checks in best:
-                    best[checks] = min(best[checks], judged_s(plan, stand, checks))
+                    best[checks] = min(
+                        best[checks], run_s(plan, stand, checks, arguments.repetitions)
+                    )
             cells = "".join(f"{seconds:10.2f}" for seconds in best.values())
-            more = f"  quick +{best['quick'] / best['before'] - 1:.0%}"
+            more = f"  quick +{best['quick'] / best['none'] - 1:.0%}"
             print(f"{name:26}{scenario:20}{cells}{more}", flush=True)
 
 

@@ -35,6 +35,8 @@ second looks at a step, not in one run of the scenario. Clean runs are those of 
 scenarios without a fault, before the first one (on engines just captured) and after the last (on
 engines that were used again).
 
+How mutations fared that nobody had written a contract for is told in
+[blind-test.md](blind-test.md).
 
 An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context
