@@ -5,7 +5,7 @@ Owns `StepView` and the comparison of one array with its expectation. Knows no p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -116,3 +116,20 @@ def count_differing(left: NDArray[Any], right: NDArray[Any]) -> str:
         return f"shape {list(left.shape)} against {list(right.shape)}"
     differs = left != right
     return f"{int(differs.sum())} of {differs.size} values differ"
+
+
+def changed_outputs(
+    first: StepRecord, second: StepRecord, tensors: Sequence[str]
+) -> Iterator[tuple[int | None, str, NDArray[Any], NDArray[Any]]]:
+    """(rank, tensor, before, after) of each output that a second run did not repeat bit for bit.
+
+    The step's own come first, with rank None; what a record does not have is left out (a rank's has
+    no logits).
+    """
+    pairs: list[tuple[int | None, Any, Any]] = [(None, first, second)]
+    pairs += [(a.rank, a, b) for a, b in zip(first.ranks, second.ranks, strict=True)]
+    for rank, left, right in pairs:
+        for tensor in tensors:
+            before, after = getattr(left, tensor, None), getattr(right, tensor, None)
+            if before is not None and after is not None and before.tobytes() != after.tobytes():
+                yield rank, tensor, before, after

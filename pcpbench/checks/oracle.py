@@ -173,7 +173,7 @@ class Oracle:
             positions=_padded(positions[tokens], total),
             query_start_loc=starts,
             seq_lens=seq_lens,
-            dcp_local_seq_lens=_dcp_lengths(seq_lens, setup, rank),
+            dcp_local_seq_lens=dcp_lengths(seq_lens, setup, rank),
             block_ids=self._block_ids(step, rows),
             slot_mappings=self._slots(step, setup, rank, layout),
             gathered_token=layout.gathered_token,
@@ -238,7 +238,8 @@ def _lay_out(step: StepPlan, setup: ArmSetup, num_tokens_padded: int) -> _Layout
     return _Layout(rows, offsets, total, token, writes)
 
 
-def _dcp_lengths(seq_lens: IntArray, setup: ArmSetup, rank: int) -> IntArray | None:
+def dcp_lengths(seq_lens: IntArray, setup: ArmSetup, rank: int) -> IntArray | None:
+    """A rank's share of each length (SPEC 7); None where nothing is sharded."""
     world = setup.world
     if world.dcp_size == 1:
         return None

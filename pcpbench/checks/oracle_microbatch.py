@@ -10,9 +10,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from pcpbench.checks.oracle import RankExpectation, StepExpectation
+from pcpbench.checks.oracle import RankExpectation, StepExpectation, dcp_lengths
 from pcpbench.checks.oracle_partition import Row
-from pcpbench.checks.oracle_tables import dcp_share
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.records import IntArray
 
@@ -68,7 +67,7 @@ def _cut_rank(
         positions=whole.positions[first:last],
         query_start_loc=starts,
         seq_lens=seq_lens,
-        dcp_local_seq_lens=_shares(seq_lens, setup, whole.rank),
+        dcp_local_seq_lens=dcp_lengths(seq_lens, setup, whole.rank),
         block_ids=tuple(tuple(group[at] for at, _, _ in kept) for group in whole.block_ids),
         slot_mappings=_columns(whole.slot_mappings, total, first, last),
         gathered_token=_columns(whole.gathered_token[None], total, first, last)[0],
@@ -104,15 +103,6 @@ def _kept_rows(
         empty = Row(row.req_index, row.start + row.num_tokens, 0, row.replicated)
         kept.append((at, replace(empty, replicated=False), int(whole.seq_lens[at])))
     return kept
-
-
-def _shares(seq_lens: IntArray, setup: ArmSetup, rank: int) -> IntArray | None:
-    world = setup.world
-    if world.dcp_size == 1:
-        return None
-    me = world.dcp_rank(rank)
-    shares = [dcp_share(int(n), world.dcp_size, me, setup.interleave) for n in seq_lens]
-    return np.array(shares, dtype=np.int64)
 
 
 def _columns(gathered: IntArray, total: int, first: int, last: int) -> IntArray:

@@ -12,10 +12,11 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from pcpbench.checks.findings import count_differing
+from pcpbench.checks.findings import changed_outputs, count_differing
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.oracle import Oracle
 from pcpbench.checks.oracle_tables import PAD
+from pcpbench.checks.replays import HANDED_OUT
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.checks.write_set import slot_bits
 from pcpbench.plan import ScenarioPlan, StepPlan
@@ -102,15 +103,8 @@ def compare_poisoned(
     clean: StepRecord, poisoned: StepRecord, clean_rows: Rows, rows: Rows, poison: str
 ) -> Iterator[Violation]:
     """One violation for each result that is not bit for bit that of the run without poison."""
-    for tensor in ("hidden", "logits", "sampled"):
-        left, right = getattr(poisoned, tensor), getattr(clean, tensor)
-        if left.tobytes() != right.tobytes():
-            yield _violation(clean, None, tensor, poison, count_differing(left, right))
-    for rank, (ours, theirs) in enumerate(zip(poisoned.ranks, clean.ranks, strict=True)):
-        for tensor in ("hidden", "sampled"):
-            mine, other = getattr(ours, tensor), getattr(theirs, tensor)
-            if mine is not None and other is not None and mine.tobytes() != other.tobytes():
-                yield _violation(clean, rank, tensor, poison, count_differing(mine, other))
+    for rank, tensor, before, after in changed_outputs(clean, poisoned, HANDED_OUT):
+        yield _violation(clean, rank, tensor, poison, count_differing(before, after))
     for rank, (layers, clean_layers) in enumerate(zip(rows, clean_rows, strict=True)):
         for layer, (row, clean_row) in enumerate(zip(layers, clean_layers, strict=True)):
             if not np.array_equal(row, clean_row):

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from numpy.typing import NDArray
 
-from pcpbench.checks.findings import StepView, count_differing
+from pcpbench.checks.findings import StepView, changed_outputs, count_differing
 from pcpbench.checks.kv import written_slots
 from pcpbench.records import IntArray, StepRecord, Violation
 
@@ -81,15 +81,8 @@ def slots_of(view: StepView) -> list[list[IntArray]]:
 def _compare(
     first: StepRecord, second: StepRecord, tensors: Sequence[str], cause: str
 ) -> Iterator[Violation]:
-    pairs: list[tuple[int | None, Any, Any]] = [(None, first, second)]
-    pairs += [(a.rank, a, b) for a, b in zip(first.ranks, second.ranks, strict=True)]
-    for rank, before, after in pairs:
-        for tensor in tensors:
-            # A rank's record has no logits of its own.
-            left, right = getattr(before, tensor, None), getattr(after, tensor, None)
-            if left is None or right is None or left.tobytes() == right.tobytes():
-                continue
-            yield _changed(first, rank, tensor, left, right, cause)
+    for rank, tensor, before, after in changed_outputs(first, second, tensors):
+        yield _changed(first, rank, tensor, before, after, cause)
 
 
 def _changed(

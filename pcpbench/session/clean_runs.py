@@ -7,7 +7,6 @@ nothing.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 
 import msgspec
 import numpy as np
@@ -17,16 +16,15 @@ from pcpbench.config import DTYPES
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.scheduler import make_plan
-from pcpbench.errors import MeasuredFailure, UsageError
+from pcpbench.errors import UsageError
 from pcpbench.fault_results import CleanResult, CleanRun
 from pcpbench.model.presets import model_shape
 from pcpbench.report.clean_view import print_clean
 from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
 from pcpbench.request import CHECKS, FEEDS, EngineOptions
-from pcpbench.results import Outcome
 from pcpbench.scenarios.loader import load_scenario, shipped_names
-from pcpbench.session.faults import findings
+from pcpbench.session.faults import accused_of
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.stand import StandBuilder
 from pcpbench.session.trial import Trial
@@ -163,29 +161,24 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     )
     target = BuiltinTarget(device, resolve_backend("auto", device))
     ladder = build_ladder(draw.base, draw.candidate)
-    accused: Sequence[str]
-    try:
-        result = Trial(
+    builder = StandBuilder(target, ladder, options, str(device))
+    accused, detail = accused_of(
+        lambda: Trial(
             plan,
-            StandBuilder(target, ladder, options, str(device)).stand_for(plan),
+            builder.stand_for(plan),
             make_clock(device),
             dtype=options.dtype,
             teacher_forced=draw.feed == FEEDS[0],
             repetitions=0,
             checks=checks,
         ).run()
-    except MeasuredFailure as failure:  # from capture
-        accused, detail = (failure.contract,), str(failure)
-    else:
-        accused, detail = findings(result), "; ".join(result.reasons[:1])
-        if result.outcome is not Outcome.PASS and not accused:
-            accused = (result.outcome.value,)
+    )
     return CleanRun(
         world=_world(options),
         scenario=draw.scenario,
         arms=f"{draw.base} {draw.candidate}",
         dtype=options.dtype,
-        accused=tuple(accused),
+        accused=accused,
         detail=detail,
         command=draw.command,
         wall_s=time.perf_counter() - start,

@@ -10,7 +10,7 @@ marks, and a run that could not be finished get a stand of their own, or leave n
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -183,15 +183,7 @@ class FaultRunner:
 
     def _clean(self, setting: Setting, progress: Progress) -> CleanRun:
         start = time.perf_counter()
-        try:
-            result = self._trial(setting, self._stand_for(setting)).run()
-        except MeasuredFailure as failure:  # from capture
-            accused: tuple[str, ...] = (failure.contract,)
-            detail = str(failure)
-        else:
-            accused, detail = findings(result), _first(result)
-            if result.outcome is not Outcome.PASS and not accused:
-                accused = (result.outcome.value,)
+        accused, detail = accused_of(lambda: self._trial(setting, self._stand_for(setting)).run())
         wall_s = time.perf_counter() - start
         told = f"accused by {', '.join(accused)}" if accused else "clean"
         progress.say(f"{setting.world}, {setting.scenario}, no fault: {told} ({wall_s:.1f} s)")
@@ -272,6 +264,18 @@ class FaultRunner:
             repetitions=0,
             checks="full" if "full" in (self._checks, setting.checks) else "quick",
         )
+
+
+def accused_of(run: Callable[[], ScenarioResult]) -> tuple[tuple[str, ...], str]:
+    """What a run of sound engines was accused of, () for nothing, and the first finding."""
+    try:
+        result = run()
+    except MeasuredFailure as failure:  # from capture
+        return (failure.contract,), str(failure)
+    accused = findings(result)
+    if result.outcome is not Outcome.PASS and not accused:
+        accused = (result.outcome.value,)
+    return accused, _first(result)
 
 
 def findings(result: ScenarioResult) -> tuple[str, ...]:

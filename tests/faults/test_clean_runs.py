@@ -5,7 +5,6 @@ from collections import Counter
 import pytest
 
 from pcpbench import cli
-from pcpbench.engine.worker import Worker
 from pcpbench.scenarios.loader import shipped_names
 from pcpbench.session import clean_runs
 from pcpbench.session.clean_runs import Draw, draw_runs
@@ -48,16 +47,9 @@ def test_sound_engines_are_not_accused(one_draw: Draw, capsys):
 
 
 def test_an_accusation_is_exit_1_with_the_command_that_repeats_it(
-    one_draw: Draw, monkeypatch, capsys
+    one_draw: Draw, sample_the_worst, capsys
 ):
-    sample = Worker.sample
-
-    async def faulty(self, hidden, plan):
-        sampled = await sample(self, hidden, plan)
-        sampled.tokens = sampled.logits.argmin(-1)
-        return sampled
-
-    monkeypatch.setattr(Worker, "sample", faulty)
+    sample_the_worst()
     assert cli.run(["faults", "clean", "--runs", "1"]) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "1 false alarm over 1 clean run" in printed

@@ -241,18 +241,9 @@ def test_sampling_from_the_wrong_row_is_named_though_all_arms_do_it(bench, monke
     assert {v.arm for v in result.violations} >= {"reference", "eager", "full"}
 
 
-def test_a_token_that_is_not_the_best_is_named(bench, monkeypatch):
-    from pcpbench.engine.worker import Worker
-
-    sample = Worker.sample
-
-    async def faulty(self, hidden, plan):
-        sampled = await sample(self, hidden, plan)
-        sampled.tokens = sampled.logits.argmin(-1)
-        return sampled
-
+def test_a_token_that_is_not_the_best_is_named(bench, sample_the_worst):
     trial = bench("s2-capture-edges")
-    monkeypatch.setattr(Worker, "sample", faulty)
+    sample_the_worst()
     result = trial.run()
     assert result.outcome is Outcome.FAIL
     assert {(v.contract, v.tensor) for v in result.violations} == {("C7", "sampled")}

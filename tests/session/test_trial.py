@@ -99,18 +99,9 @@ def test_an_arm_that_should_have_been_padded_and_never_was_is_not_compared(bench
     assert "none was padded" in result.reasons[0]
 
 
-def test_a_scenario_that_failed_is_not_timed(bench, monkeypatch):
-    from pcpbench.engine.worker import Worker
-
-    sample = Worker.sample
-
-    async def faulty(self, hidden, plan):
-        sampled = await sample(self, hidden, plan)
-        sampled.tokens = sampled.logits.argmin(-1)
-        return sampled
-
+def test_a_scenario_that_failed_is_not_timed(bench, sample_the_worst):
     trial = bench("s2-capture-edges")
-    monkeypatch.setattr(Worker, "sample", faulty)
+    sample_the_worst()
     assert trial.run(repetitions=1).outcome is Outcome.FAIL
     assert trial.trial.timings == []
 
