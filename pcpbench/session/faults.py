@@ -107,6 +107,7 @@ def run_faults(request: FaultsRequest) -> int:
         for setting in request.settings(fault)
     ]
     for fault, setting in cases:
+        _options(setting).check()  # also where the fault lacks something: bad input comes first
         if not fault.lacks(setting):
             runner.check(setting)
     with one_thread(device), make_progress() as progress:

@@ -121,6 +121,12 @@ def test_full_checks_fire_what_quick_ones_do_not_look_for(capsys):
     assert fired == {"quick": "C9, C13", "full": "C9, C13, C16"}
 
 
+@pytest.mark.parametrize("arguments", [["--spec-tokens", "-2"], ["--pcp", "0"], ["--dcp", "-1"]])
+def test_bad_input_is_exit_2_also_where_the_fault_would_not_fit(capsys, arguments):
+    assert cli.run(["faults", "run", "--fault", "one-draft-too-many", *arguments]) == 2
+    assert arguments[0] in capsys.readouterr().err
+
+
 def test_an_unknown_check_is_exit_2(capsys):
     assert cli.run(["faults", "run", "--check", "most"]) == 2
     assert "--check is 'most'" in capsys.readouterr().err
