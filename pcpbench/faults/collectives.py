@@ -13,7 +13,7 @@ from pcpbench.device.collectives import InProcessGroup
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
-from pcpbench.model.decoder import MLAAttention
+from pcpbench.model.mla import MLAAttention
 
 UNEVEN: Final = replace(PCP, scenario="s14-uneven-ranks")
 IDLE_RANK: Final = replace(PCP, scenario="s3-idle-and-reuse")

@@ -19,9 +19,9 @@ from pcpbench.engine.scheduler import Request, Scheduler
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import Site
-from pcpbench.model import decoder
+from pcpbench.model import mla
 from pcpbench.model.context import AttentionMetadata, ForwardContext
-from pcpbench.model.decoder import MLAAttention
+from pcpbench.model.mla import MLAAttention
 
 EDGES: Final = replace(PCP, scenario="s2-capture-edges")
 SCARCE: Final = replace(PCP, scenario="preemption")
@@ -98,7 +98,7 @@ def attention_before_write(site: Site) -> None:
         site.hit()
         late(*args)
 
-    site.wrap(decoder, "kv_cache_write", write)
+    site.wrap(mla, "kv_cache_write", write)
     site.wrap(MLAAttention, "_local", local)
 
 
@@ -111,7 +111,7 @@ def newest_key_missed(site: Site) -> None:
         site.hit()
         attend(q, cache, table, starts, lengths - is_decode.int(), *rest)
 
-    site.wrap(decoder, "mla_attention", faulty)
+    site.wrap(mla, "mla_attention", faulty)
 
 
 FAULTS: Final = (

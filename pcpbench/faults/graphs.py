@@ -18,7 +18,7 @@ from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.model.context import AttentionMetadata, ForwardContext
-from pcpbench.model.decoder import MLAAttention
+from pcpbench.model.mla import MLAAttention
 
 Attend = Callable[..., Coroutine[Any, Any, None]]
 Forward = Callable[..., Coroutine[Any, Any, Tensor]]
@@ -133,7 +133,7 @@ def weight_rebound(site: Site) -> None:
 
 def weight_updated(site: Site) -> None:
     """New weights are bound, not copied into the old memory."""
-    _replace_weight(site, "layers.1", "w_down", 1.25)
+    _replace_weight(site, "layers.1.mlp", "w_down", 1.25)
 
 
 def rope_rebound(site: Site) -> None:

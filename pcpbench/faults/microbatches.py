@@ -19,7 +19,7 @@ from pcpbench.engine.microbatch import Microbatches
 from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import shipped
 from pcpbench.faults.fault import PARTITION_DRIFT, Setting, Site
-from pcpbench.model import decoder
+from pcpbench.model import mla
 from pcpbench.plan import StepPlan
 
 CUT: Final = Setting(microbatch=True, scenario="s16-microbatch-cut")
@@ -105,7 +105,7 @@ def read_before_written(site: Site) -> None:
 
         return goes_on()
 
-    site.wrap(decoder, "hand_over", faulty)
+    site.wrap(mla, "hand_over", faulty)
 
 
 def runs_whole(site: Site) -> None:

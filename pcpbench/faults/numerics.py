@@ -16,8 +16,9 @@ from pcpbench.engine.input_batch import InputBuffers
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import PADDING_DRIFT, PARTITION_DRIFT, Site
 from pcpbench.model.context import ForwardContext
-from pcpbench.model.decoder import DecoderLayer, MLAAttention
+from pcpbench.model.decoder import DecoderLayer
 from pcpbench.model.layers import RMSNorm
+from pcpbench.model.mla import MLAAttention
 
 EDGES: Final = replace(PCP, scenario="s2-capture-edges")
 ONE_SIZE: Final = replace(PCP, scenario="s2-capture-edges", capture_sizes="16")

@@ -17,8 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from pcpbench.model.decoder import DecoderLayer, MLAAttention, MLADecoder
+from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
+from pcpbench.model.mla import MLAAttention
 from pcpbench.model.presets import ModelShape
 
 MAX_SCORES: Final = 2**24
@@ -48,8 +49,8 @@ def dense_logits(
         normed = _norm(x, layer.input_norm, model.shape)
         x = x + _attention(normed, layer.attention, model.shape, angles, lengths)
         normed = _norm(x, layer.post_norm, model.shape)
-        gate, up = (normed @ layer.w_gate_up.float()).chunk(2, -1)
-        x = x + (gate * gate.sigmoid() * up) @ layer.w_down.float()
+        gate, up = (normed @ layer.mlp.w_gate_up.float()).chunk(2, -1)
+        x = x + (gate * gate.sigmoid() * up) @ layer.mlp.w_down.float()
     chosen = [
         part[torch.tensor(wanted, dtype=torch.int64, device=device)]
         for part, wanted in zip(x.split_with_sizes(lengths), positions, strict=True)

@@ -9,7 +9,7 @@ from pcpbench.device.host_graph import HostGraphBackend
 from pcpbench.engine import taps as taps_module
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.taps import TapBuffers
-from pcpbench.model import decoder
+from pcpbench.model import mla
 from pcpbench.model.context import ForwardContext
 from pcpbench.model.presets import TINY
 from pcpbench.modes import CUDAGraphMode
@@ -41,7 +41,7 @@ def test_off_means_that_no_op_and_no_buffer_is_there(monkeypatch):
         raise AssertionError("nobody listens")
 
     monkeypatch.setattr(ForwardContext, "tap", lambda *_: None)
-    monkeypatch.setattr(decoder, "kv_cache_read", refuse)
+    monkeypatch.setattr(mla, "kv_cache_read", refuse)
     monkeypatch.setattr(taps_module.TapBuffers, "put", refuse)
     assert num_ops(captured(taps=False)) == num_ops(plain)
 

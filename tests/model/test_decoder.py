@@ -56,8 +56,8 @@ def naive_hidden(model: MLADecoder, ids: list[int]) -> torch.Tensor:
         scores = scores.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf)
         values = torch.einsum("hts,shv->thv", scores.softmax(-1), v).flatten(1)
         x = x + values @ attention.w_o.double()
-        gate, up = (norm(x, layer.post_norm) @ layer.w_gate_up.double()).chunk(2, -1)
-        x = x + (gate * gate.sigmoid() * up) @ layer.w_down.double()
+        gate, up = (norm(x, layer.post_norm) @ layer.mlp.w_gate_up.double()).chunk(2, -1)
+        x = x + (gate * gate.sigmoid() * up) @ layer.mlp.w_down.double()
     return norm(x, model.norm)
 
 
@@ -373,7 +373,7 @@ def test_weights_are_the_same_function_for_every_tp_size():
     whole = MLADecoder(*args)
     halves = [MLADecoder(*args, tp_size=2, tp_rank=rank) for rank in range(2)]
     layer = whole.layers[3]
-    for get, dim in ((lambda x: x.attention.w_o, 0), (lambda x: x.w_down, 0)):
+    for get, dim in ((lambda x: x.attention.w_o, 0), (lambda x: x.mlp.w_down, 0)):
         joined = torch.cat([get(half.layers[3]) for half in halves], dim)
         assert torch.equal(joined, get(layer))
     assert torch.equal(halves[1].lm_head, whole.lm_head)

@@ -8,8 +8,8 @@ import torch
 from pcpbench.device.host_graph import HostGraphBackend
 from pcpbench.engine.worker import Worker
 from pcpbench.faults.registry import all_faults
-from pcpbench.model import decoder
-from pcpbench.model.decoder import MLAAttention
+from pcpbench.model import mla
+from pcpbench.model.mla import MLAAttention
 from pcpbench.request import CompareRequest
 from pcpbench.results import Outcome
 from pcpbench.session.divergence import locate, make_case
@@ -27,7 +27,7 @@ class Writes:
     def __init__(self, monkeypatch, rank, layer, factor=1.5, only_captured=False, sizes=(2,)):
         self.owners, self.capturing = {}, False
         self.enabled = True
-        init, write, capture = Worker.__init__, decoder.kv_cache_write, HostGraphBackend.capture
+        init, write, capture = Worker.__init__, mla.kv_cache_write, HostGraphBackend.capture
 
         def remember(worker, config, *args):
             init(worker, config, *args)
@@ -51,7 +51,7 @@ class Writes:
                 self.capturing = False
 
         monkeypatch.setattr(Worker, "__init__", remember)
-        monkeypatch.setattr(decoder, "kv_cache_write", faulty)
+        monkeypatch.setattr(mla, "kv_cache_write", faulty)
         monkeypatch.setattr(HostGraphBackend, "capture", flagged)
 
 

@@ -9,7 +9,7 @@ from pcpbench.engine import engine as engine_module
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.worker import Worker
 from pcpbench.errors import CannotMeasure, CollectiveMismatch
-from pcpbench.model import attention, decoder
+from pcpbench.model import attention, mla
 from pcpbench.model.decoder import DecoderLayer
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.results import Outcome
@@ -71,7 +71,7 @@ def test_a_write_to_the_null_block_in_a_real_step_is_named(bench, monkeypatch):
     def faulty(kv, slots, cache):
         attention.kv_cache_write(kv, slots.clamp(min=0), cache)
 
-    monkeypatch.setattr(decoder, "kv_cache_write", faulty)
+    monkeypatch.setattr(mla, "kv_cache_write", faulty)
     found = fired(trial.run(), "C15")
     assert {v.arm for v in found} >= {"eager", TWIN}
     assert "block 0" in found[0].message
@@ -83,7 +83,7 @@ def test_slots_that_are_never_written_are_named(bench, monkeypatch):
     def faulty(kv, slots, cache):
         attention.kv_cache_write(kv[1:], slots[1:], cache)
 
-    monkeypatch.setattr(decoder, "kv_cache_write", faulty)
+    monkeypatch.setattr(mla, "kv_cache_write", faulty)
     found = fired(trial.run(), "C15")
     assert found
     assert "not written" in found[0].message

@@ -105,7 +105,7 @@ def test_the_same_trial_without_a_fault_passes(bench):
 
 
 def test_a_rank_that_skips_a_collective_is_a_result_not_a_crash(bench, monkeypatch):
-    from pcpbench.model.decoder import MLAAttention
+    from pcpbench.model.mla import MLAAttention
 
     attend = MLAAttention.attend
 

@@ -1,0 +1,148 @@
+"""Multi-head latent attention of one layer in absorbed form (SPEC 9).
+
+Owns the projections, the meetings of ranks around the paged cache, and the merge over a DCP group.
+Knows no request, no block id and no graph; under PIECEWISE it merely asks for a break.
+
+Shape letters: T tokens of this rank, N = T * pcp gathered tokens, H heads of this rank,
+r = kv_lora_rank, p = rotary part, D = r + p.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import torch
+from torch import Tensor, nn
+
+from pcpbench.device.collectives import graph_break
+from pcpbench.device.turns import hand_over
+from pcpbench.model.attention import (
+    kv_cache_read,
+    kv_cache_write,
+    mla_attention,
+    rescale_partial,
+)
+from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
+from pcpbench.model.presets import ModelShape
+
+QUERY_GAIN: Final = 2.5
+"""Attention that looks at few keys: a stale key or a wrong position then changes tokens."""
+
+
+class MLAAttention(nn.Module):
+    """Latent attention of one layer: fused projection, absorbed queries, paged cache, output.
+
+    `w_qkv` [hidden, H*p + p + H*nope + r]: columns are the rotary parts of all heads' queries and
+    of the key (rotated in one go), the queries without position, and the latent.
+    `w_uk` [H, nope, r] and `w_uv` [H, r, v] carry queries into and values out of latent space.
+    """
+
+    def __init__(self, shape: ModelShape, layer: int, source: WeightSource) -> None:
+        super().__init__()
+        self.shape, self.layer = shape, layer
+        self.num_heads = shape.num_attention_heads // source.tp_size
+        rank, rope, nope = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.qk_nope_head_dim
+        heads, hidden, v_dim = shape.num_attention_heads, shape.hidden_size, shape.v_head_dim
+        std = hidden**-0.5
+        q_proj = source.draw(hidden, heads, nope + rope, std=std * QUERY_GAIN)
+        kv_a = source.draw(hidden, rank + rope, std=std)
+        norm = source.draw(rank, mean=1.0, std=0.1)
+        w_uk = source.draw(heads, nope, rank, std=rank**-0.5)
+        w_uv = source.draw(heads, rank, v_dim, std=rank**-0.5)
+        w_o = source.draw(heads * v_dim, hidden, std=(heads * v_dim) ** -0.5)
+        q_nope, q_rope = source.share(q_proj, 1).split_with_sizes([nope, rope], -1)
+        latent, k_rope = kv_a.split_with_sizes([rank, rope], -1)
+        fused = torch.cat((q_rope.flatten(1), k_rope, q_nope.flatten(1), latent), 1)
+        self.w_qkv = source.factor(fused)
+        self.w_uk = source.factor(source.share(w_uk, 0))
+        self.w_uv = source.factor(source.share(w_uv, 0))
+        self.w_o = source.factor(source.share(w_o, 0))
+        self.kv_norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
+        self.columns = [self.num_heads * rope + rope, self.num_heads * nope, rank]
+
+    def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
+        """x: [T, hidden]. Absorbed queries [T, H, D] and this rank's latent KV [T, D]."""
+        num_tokens, heads = x.shape[0], self.num_heads
+        rotary, q_nope, latent = torch.mm(x, self.w_qkv).split_with_sizes(self.columns, -1)
+        rotary = rotary.view(num_tokens, heads + 1, self.shape.qk_rope_head_dim)
+        rotary = RotaryEmbedding.rotate(rotary, turns)
+        q_nope = q_nope.view(num_tokens, heads, self.shape.qk_nope_head_dim).transpose(0, 1)
+        absorbed = torch.bmm(q_nope, self.w_uk).transpose(0, 1)
+        q = torch.cat((absorbed, rotary[:, :-1]), -1)
+        return q, torch.cat((self.kv_norm(latent), rotary[:, -1]), -1)
+
+    async def attend(
+        self, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+    ) -> None:
+        """Gather and write KV, then fill out [T, H, r]; reads the metadata when it runs.
+
+        Without metadata (a dummy run) out becomes zeros and nothing else happens.
+        """
+        metadata = context.metadata
+        if metadata is None:
+            out.zero_()
+            return
+        group = context.kv_group(self.layer)
+        gathered = await context.pcp.all_gather(kv)
+        context.tap(self.layer, "pcp_all_gather.latent", gathered)
+        slots, kv_cache = metadata.slot_mappings[group], context.kv_caches[self.layer]
+        kv_cache_write(gathered, slots, kv_cache)
+        if context.taps is not None:
+            context.tap(self.layer, "kv_cache_write.kv_cache", kv_cache_read(slots, kv_cache))
+        if context.takes_turns:
+            # A token may see KV that lies in another rank's other microbatch: all of it is written
+            # before any of it is read, wherever the cut falls.
+            await hand_over(context.rank)
+        if context.dcp.size == 1:
+            self._local(q, out, lse, metadata, context)
+            return
+        q = await context.dcp.all_gather(q, dim=1)
+        partial = lse.new_empty((*lse.shape, out.shape[-1]))
+        self._local(q, partial, lse, metadata, context)
+        lses = (await context.dcp.all_gather(lse)).view(context.dcp.size, *lse.shape)
+        partial = rescale_partial(partial, lse, lses)
+        out.copy_(await context.dcp.reduce_scatter(partial, dim=1))
+        context.tap(self.layer, "dcp_merge.out", out)
+
+    def _local(
+        self,
+        q: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        metadata: AttentionMetadata,
+        context: ForwardContext,
+    ) -> None:
+        mla_attention(
+            q,
+            context.kv_caches[self.layer],
+            metadata.block_tables[context.kv_group(self.layer)],
+            metadata.query_start_loc,
+            metadata.seq_lens,
+            metadata.dcp_local_seq_lens,
+            self.shape.softmax_scale,
+            self.shape.kv_lora_rank,
+            context.dcp.size,
+            context.dcp.rank,
+            context.cp_interleave,
+            out,
+            lse,
+        )
+        context.tap(self.layer, "mla_attention.lse", lse)
+        context.tap(self.layer, "mla_attention.out", out)
+
+    async def forward(
+        self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+    ) -> Tensor:
+        """x: [T, hidden]; heads' values [T, H * v], still to be projected by `w_o`."""
+        q, kv = self.project(x, turns)
+        context.tap(self.layer, "qkv_proj.q", q)
+        context.tap(self.layer, "qkv_proj.latent", kv)
+        if context.breaks:
+            # Run between captured segments, now and at each replay: q, kv, out and lse stay where
+            # they are, the metadata is whatever the context holds by then.
+            await graph_break(context.rank, lambda: self.attend(q, kv, out, lse, context))
+        else:
+            await self.attend(q, kv, out, lse, context)
+        values = torch.bmm(out.transpose(0, 1), self.w_uv)
+        return values.transpose(0, 1).flatten(1)
