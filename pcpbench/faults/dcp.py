@@ -14,7 +14,7 @@ from pcpbench import dcp
 from pcpbench.engine import block_table
 from pcpbench.faults.classes import DCP, shipped
 from pcpbench.faults.fault import PARTITION_DRIFT, Site
-from pcpbench.model import attention, decoder
+from pcpbench.model import attention, mla
 
 ONE_TOKEN: Final = replace(DCP, scenario="s4-one-token-prompts")
 
@@ -91,7 +91,7 @@ def _merge(site: Site, merge: Callable[..., Tensor]) -> None:
         site.hit()
         return merge(original, out, lse, lses)
 
-    site.wrap(decoder, "rescale_partial", faulty)
+    site.wrap(mla, "rescale_partial", faulty)
 
 
 def lse_base_two(site: Site) -> None:
