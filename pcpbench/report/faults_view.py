@@ -35,8 +35,15 @@ second looks at a step, not in one run of the scenario. Clean runs are those of 
 scenarios without a fault, before the first one (on engines just captured) and after the last (on
 engines that were used again).
 
-How mutations fared that nobody had written a contract for is told in
-[blind-test.md](blind-test.md).
+Mutations of the engine that nobody had written a contract for, by an author who had read neither
+the checks nor this catalogue; which they were, and which holes were closed, is told in
+[blind-test.md](blind-test.md):
+
+| outcome of 98 mutations | at first | after the holes were closed |
+|---|---:|---:|
+| caught: exit 1, a contract or a drift named | 70 | 91 |
+| no verdict: the engine raised, exit 3 | 7 | 0 |
+| passed: exit 0 | 21 | 7 |
 
 An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context
