@@ -13,7 +13,17 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Interleave = Annotated[
     int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")
 ]
-Model = Annotated[str, typer.Option("--model", help="Preset: tiny, small or v2-lite-layer.")]
+DcpBackend = Annotated[
+    str, typer.Option("--dcp-backend", help="How DCP merges attention: ag_rs or a2a.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        help="Preset: tiny, small, v2-lite-layer or tiny-sparse. auto: tiny-sparse where --pcp and "
+        "--dcp are above 1, else tiny.",
+    ),
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 CaptureSizes = Annotated[
     str | None,

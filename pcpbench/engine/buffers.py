@@ -44,6 +44,9 @@ def register_buffers(
             )
         for layer in range(len(worker.kv_caches)):
             book.register(f"{prefix}.kv_cache.{layer}", partial(_item, worker, layer))
+        if worker.context.selected is not None:
+            selected = partial(getattr, worker.context, "selected")
+            book.register(f"{prefix}.selected_positions", selected, scratch=True)
         output = partial(getattr, worker, "hidden_states")
         book.register(f"{prefix}.hidden_states", output, scratch=True)
         _register_taps(book, worker)

@@ -7,7 +7,7 @@ with a published `config.json` line by line.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pcpbench.errors import UsageError
@@ -15,11 +15,13 @@ from pcpbench.errors import UsageError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a dense decoder with multi-head latent attention (MLA) and no query compression.
+    """Sizes of a decoder with multi-head latent attention (MLA) and no query compression.
 
     kv_lora_rank: width of the latent that stands for all heads' keys and values.
     qk_nope_head_dim, qk_rope_head_dim: the parts of a head's query and key without and with a
-    rotary position. v_head_dim: a head's value. The other names speak for themselves.
+    rotary position. v_head_dim: a head's value. index_topk: keys that a token attends to, chosen by
+    an indexer of index_n_heads heads of index_head_dim (sparse MLA); 0 for dense attention.
+    The other names speak for themselves.
     """
 
     name: str
@@ -35,6 +37,19 @@ class ModelShape:
     max_position_embeddings: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    index_topk: int = 0
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an indexer chooses the keys that a token attends to."""
+        return self.index_topk > 0
+
+    @property
+    def model_type(self) -> str:
+        """The family whose attention this is, as start-up checks know it."""
+        return "deepseek_v32" if self.is_sparse else "deepseek_v2"
 
     @property
     def latent_dim(self) -> int:
@@ -91,6 +106,11 @@ SMALL: Final = ModelShape(
     max_position_embeddings=8192,
 )
 
+# `tiny` weight for weight, with an indexer in each layer: contexts past 16 tokens are chosen from.
+TINY_SPARSE: Final = replace(
+    TINY, name="tiny-sparse", index_n_heads=2, index_head_dim=16, index_topk=16
+)
+
 # The true sizes of layer 0 (the dense one) of DeepSeek-V2-Lite, four times over. Three things are
 # not the original's: the vocabulary (102,400 there; embedding and head would outweigh the layers
 # that are measured), the position limit (163,840 there), and the missing YaRN stretch of the
@@ -110,7 +130,7 @@ V2_LITE_LAYER: Final = ModelShape(
 )
 
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
-    shape.name: shape for shape in (TINY, SMALL, V2_LITE_LAYER)
+    shape.name: shape for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE)
 }
 
 

@@ -154,7 +154,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     start, options = time.perf_counter(), draw.options
     plan = make_plan(
         load_scenario(draw.scenario),
-        vocab_size=model_shape(options.model).vocab_size,
+        vocab_size=model_shape(options.preset).vocab_size,
         dcp_size=options.dcp,
         seed=options.seed,
         num_speculative_tokens=options.spec_tokens,

@@ -102,7 +102,7 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
     return [
         make_plan(
             scenario,
-            vocab_size=model_shape(options.model).vocab_size,
+            vocab_size=model_shape(options.preset).vocab_size,
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,

@@ -317,7 +317,7 @@ def _plan(setting: Setting) -> ScenarioPlan:
     options = _options(setting)
     return make_plan(
         load_scenario(setting.scenario),
-        vocab_size=model_shape(options.model).vocab_size,
+        vocab_size=model_shape(options.preset).vocab_size,
         dcp_size=setting.dcp,
         seed=options.seed,
         num_speculative_tokens=setting.spec_tokens,

@@ -108,7 +108,7 @@ class Run:
         options = EngineOptions(microbatch=microbatch, **world)
         self.plan = make_plan(
             load_scenario(scenario),
-            vocab_size=model_shape(options.model).vocab_size,
+            vocab_size=model_shape(options.preset).vocab_size,
             dcp_size=options.dcp,
             seed=0,
         )

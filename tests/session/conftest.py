@@ -26,7 +26,7 @@ class Bench:
         self.options = EngineOptions(**options)
         self.plan = make_plan(
             load_scenario(scenario),
-            vocab_size=model_shape(self.options.model).vocab_size,
+            vocab_size=model_shape(self.options.preset).vocab_size,
             dcp_size=self.options.dcp,
             max_num_seqs=self.options.max_num_seqs,
             num_speculative_tokens=self.options.spec_tokens,
