@@ -68,6 +68,7 @@ def prefill_keys(
     return PrefillKeys(
         num_rows=num_rows,
         num_tokens=int(local_batch.query_start_loc_np[num_rows]),
+        has_decodes=num_rows > 0,
         index=index,
         slots=slots,
         table=to_device(table, restore_idx.device),

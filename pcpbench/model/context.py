@@ -21,7 +21,9 @@ class PrefillKeys:
     Every rank of a DCP group has the same list of prefills, though other tokens of them; so it
     gathers the keys of all of them, K in number: prefill after prefill, position after position.
     num_rows, num_tokens: rank-local rows and tokens ahead of the prefill rows, those of decodes.
-    index: int64 [K], where in what was gathered each key lies.
+    has_decodes: whether the step has decodes, though this microbatch may have none: passes that
+    take turns must come to the same meetings.
+    index: int [K], where in what was gathered each key lies.
     slots: one int64 [S] a KV group, this rank's slots of its own share of each prefill, -1 up to
     the share of rank 0, which is the largest: all ranks gather equally much. None where context is
     skipped: then the keys are among the tokens that PCP has just gathered.
@@ -30,6 +32,7 @@ class PrefillKeys:
 
     num_rows: int
     num_tokens: int
+    has_decodes: bool
     index: Tensor
     slots: tuple[Tensor, ...] | None
     table: Tensor

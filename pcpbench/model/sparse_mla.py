@@ -85,7 +85,7 @@ class SparseMLAAttention(MLAAttention):
         assert metadata is not None and index is not None
         prefill, taps = metadata.prefill, _WholeTaps(self.layer, context, q.shape[0])
         count = q.shape[0] if prefill is None else prefill.num_tokens
-        if count:
+        if prefill is None or prefill.has_decodes:
             taps.keep(
                 *await self._attend_shards(
                     q[:count], index.tokens(0, count), out[:count], lse[:count], context
