@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from pcpbench.dcp import dcp_local_lens, owner_of
@@ -124,9 +123,10 @@ def _from_cache(
     is_mine = keys < mine.repeat(largest)
     requests = batch.idx_mapping_np[prefills.row].astype(np.int64).repeat(largest)
     device = tables.device
-    sent = to_device(np.stack((requests, np.where(is_mine, keys, 0), is_mine)), device)
+    packed = np.stack((requests, np.where(is_mine, keys, 0), is_mine))
+    whose, which, held = to_device(packed, device)
     slots = tuple(
-        _slots(table, *sent, block_size)
+        _slots(table, whose, which, held, block_size)
         for table, block_size in zip(tables.block_tables, tables.block_sizes, strict=True)
     )
     return slots, to_device(places, device)

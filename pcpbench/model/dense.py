@@ -21,6 +21,7 @@ from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.presets import ModelShape
+from pcpbench.records import IndexTable, IndexTables
 
 MAX_SCORES: Final = 2**24
 """Attention scores formed at once; longer sequences take their queries in pieces."""
@@ -58,6 +59,20 @@ def dense_logits(
     ]
     logits = _norm(torch.cat(asked), model.norm, model.shape) @ model.lm_head.float()
     return list(logits.split_with_sizes([len(wanted) for wanted in positions]))
+
+
+def index_tables(model: MLADecoder) -> IndexTables | None:
+    """What the layers' indexers score keys by (contract C20); None for a dense model."""
+    layers = []
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        indexer = layer.attention.indexer
+        if indexer is None:
+            return None
+        tables = {name: getattr(indexer, name) for name in ("query", "key", "weights")}
+        wide = {name: table.double().cpu().numpy() for name, table in tables.items()}
+        layers.append(IndexTable(**wide))
+    return IndexTables(topk=model.shape.index_topk, layers=tuple(layers))
 
 
 def _norm(x: Tensor, norm: RMSNorm, shape: ModelShape) -> Tensor:

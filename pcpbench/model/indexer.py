@@ -35,7 +35,8 @@ class IndexInputs(NamedTuple):
 
 
 class Indexer(nn.Module):
-    """`query` [V, I, E] and `key` [V, E] in -3 .. 3, `weights` [V, I] in 1 .. 4; whole on each rank.
+    """`query` [V, I, E] and `key` [V, E] in -3 .. 3, `weights` [V, I] in 1 .. 4, whole
+    on each rank.
 
     Drawn from a generator of their own: a decoder with indexers has the weights of one without.
     """

@@ -201,7 +201,7 @@ class MLAAttention(nn.Module):
         lse: Tensor,
         context: ForwardContext,
     ) -> Tensor:
-        """x: [T, hidden], input_ids: int32 [T]; heads' values [T, H * v], to be projected by w_o."""
+        """x: [T, hidden]; heads' values [T, H * v], still to be projected by `w_o`."""
         q, kv = self.project(x, turns)
         context.tap(self.layer, "qkv_proj.q", q)
         context.tap(self.layer, "qkv_proj.latent", kv)

@@ -126,8 +126,8 @@ def localize(
     positions: int32 [T, K], -1 for none. block_table: int32 [R, max_blocks]. query_start_loc: int32
     [R+1], which tells each token's row. A position of another rank becomes -1, as none does.
 
-    Worked example: block_size 4, dcp 2, interleave 2, rank 1 (owns 2, 3, 6, 7, 10, ...), a row whose
-    table is [5, 9]. Position 11 is its local key 11 // 4 * 2 + 11 % 2 = 5: block 5 // 4 = 1, which
+    Worked example: block_size 4, dcp 2, interleave 2, rank 1 (owns 2, 3, 6, 7, 10, ...), a row with
+    the table [5, 9]. Position 11 is its local key 11 // 4 * 2 + 11 % 2 = 5: block 5 // 4 = 1, which
     is 9, offset 1, slot 37. Position 12 belongs to rank 0.
     """
     num_rows, num_columns = block_table.shape
@@ -228,7 +228,7 @@ def _sparse_mla_attention_cpu(
 ) -> None:
     named = slots.numpy()
     is_key = named >= 0
-    (tokens,) = is_key.any(axis=1).nonzero()
+    tokens = np.flatnonzero(is_key.any(axis=1))
     if len(tokens) < len(named):
         out.zero_()
         lse.fill_(-torch.inf)

@@ -38,7 +38,7 @@ class _Keys(NamedTuple):
     """
 
     latent: Tensor
-    index: Tensor
+    index_keys: Tensor
     table: Tensor
     query_start_loc: Tensor
     seq_lens: Tensor
@@ -82,7 +82,8 @@ class SparseMLAAttention(MLAAttention):
     ) -> None:
         """Choose keys for each token, then fill out [T, H, r] from those."""
         metadata = context.metadata
-        assert metadata is not None and index is not None
+        assert metadata is not None
+        assert index is not None
         prefill, taps = metadata.prefill, _WholeTaps(self.layer, context, q.shape[0])
         count = q.shape[0] if prefill is None else prefill.num_tokens
         if prefill is None or prefill.has_decodes:
@@ -111,7 +112,7 @@ class SparseMLAAttention(MLAAttention):
         num_rows = metadata.seq_lens.shape[0] if prefill is None else prefill.num_rows
         return _Keys(
             latent=context.kv_caches[self.layer],
-            index=context.kv_caches[self._index_entry],
+            index_keys=context.kv_caches[self._index_entry],
             table=metadata.block_tables[context.kv_group(self.layer)][:num_rows],
             query_start_loc=metadata.query_start_loc[: num_rows + 1],
             seq_lens=metadata.seq_lens[:num_rows],
@@ -140,7 +141,7 @@ class SparseMLAAttention(MLAAttention):
         starts = metadata.query_start_loc[prefill.num_rows :] - prefill.num_tokens
         return _Keys(
             latent=latent.index_select(0, prefill.index).unsqueeze(1),
-            index=key.index_select(0, prefill.index).unsqueeze(1),
+            index_keys=key.index_select(0, prefill.index).unsqueeze(1),
             table=prefill.table,
             query_start_loc=starts,
             seq_lens=metadata.seq_lens[prefill.num_rows :],
@@ -178,7 +179,7 @@ class SparseMLAAttention(MLAAttention):
         index_topk(
             index.q,
             index.weights,
-            keys.index,
+            keys.index_keys,
             keys.table,
             keys.query_start_loc,
             keys.seq_lens,

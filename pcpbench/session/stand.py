@@ -14,7 +14,7 @@ from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Notice
+from pcpbench.records import IndexTables, Notice
 from pcpbench.request import EngineOptions, reference_config
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.targets.protocol import Arm, Target
@@ -105,7 +105,7 @@ class StandBuilder:
 
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
-        setups = []
+        setups: list[ArmSetup] = []
         captures = {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
@@ -114,7 +114,8 @@ class StandBuilder:
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse
                 self._notices.update(dict.fromkeys(arm.notices))
-            setups.append(_setup(spec, config, arm))
+            tables = setups[0].index_tables if setups else arm.index_tables()
+            setups.append(_setup(spec, config, arm, tables))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
         is_async = self._device != "cpu"
         ladder = self._ladder
@@ -127,11 +128,20 @@ def _capture(arm: Arm) -> tuple[Change, ...]:
     kv = [[cache.copy() for cache in layers] for layers in arm.kv_caches()]
     tables = copy_tables(arm.block_tables())
     arm.capture()
-    after = KvArrays(arm.kv_caches())
-    return tuple(changed_by_capture(KvArrays(kv), after, tables, arm.block_tables()))
+    after = kv_view(arm)
+    before = KvArrays(kv, num_layers=arm.num_layers)
+    return tuple(changed_by_capture(before, after, tables, arm.block_tables()))
 
 
-def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
+def kv_view(arm: Arm) -> KvArrays:
+    """An arm's caches as they are now."""
+    return KvArrays(arm.kv_caches(), num_layers=arm.num_layers)
+
+
+def _setup(
+    spec: ArmSpec, config: EngineConfig, arm: Arm, index_tables: IndexTables | None
+) -> ArmSetup:
+    """index_tables: the first arm's: all arms have the same model."""
     padded = spec.mode is not CUDAGraphMode.NONE and not spec.replays
     parallel = config.parallel_config
     thresholds = (parallel.dbo_decode_token_threshold, parallel.dbo_prefill_token_threshold)
@@ -148,4 +158,5 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         decode_query_len=config.decode_query_len,
         max_model_len=config.model_config.max_model_len,
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
+        index_tables=index_tables,
     )

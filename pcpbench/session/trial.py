@@ -20,7 +20,7 @@ from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.second_looks import SecondLooks
-from pcpbench.session.stand import Stand
+from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
 
@@ -243,7 +243,7 @@ class Trial:
             self._judge.observe_failure(violation)
 
     def _views(self) -> dict[str, KvArrays]:
-        return {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}
+        return {label: kv_view(arm) for label, arm in self.stand.arms.items()}
 
     def _tables(self) -> dict[str, Tables]:
         return {label: arm.block_tables() for label, arm in self.stand.arms.items()}
@@ -275,9 +275,10 @@ class Trial:
                 yield broken_by_poison(clean[number], poison, error)
                 return
             record = arm.record(step, self.plan.scenario)
-            rows = live.written_rows(step, KvArrays(arm.kv_caches()))
+            view = kv_view(arm)
+            rows = live.written_rows(step, view)
             written = self._written[arm.label][number]
-            yield from compare_poisoned(clean[number], record, written, rows, poison)
+            yield from compare_poisoned(clean[number], record, written, rows, poison, view)
             live.leave(step)
             self.on_step()
 
