@@ -42,6 +42,9 @@ FaultPcp = Annotated[
 FaultInterleave = Annotated[
     int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
 ]
+FaultModel = Annotated[
+    str | None, typer.Option("--model", help="Preset for all faults; default: each fault's.")
+]
 FaultSpecTokens = Annotated[
     int | None, typer.Option("--spec-tokens", help="Draft tokens of a decode.")
 ]

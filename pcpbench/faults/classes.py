@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pcpbench.faults.fault import Fault, Setting, Site, planted
+from pcpbench.model.presets import model_shape
 
 
 class FaultClass(NamedTuple):
@@ -70,6 +71,7 @@ CLASSES: Final[dict[str, FaultClass]] = {
 PCP: Final = Setting()
 TP: Final = Setting(pcp=1, tp=2)
 DCP: Final = Setting(pcp=1, tp=4, dcp=4, interleave=2)
+SPARSE: Final = Setting(pcp=2, dcp=2, model="tiny-sparse")
 
 
 def shipped(
@@ -98,5 +100,7 @@ def shipped(
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         needs_microbatch=setting.microbatch,
+        needs_sparse=model_shape(setting.model).is_sparse,
+        needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,
         at_capture=at_capture,
     )

@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.worker import Worker
+from pcpbench.model.presets import model_shape
 
 PARTITION_DRIFT: Final = "partition drift"
 PADDING_DRIFT: Final = "padding drift"
@@ -38,7 +39,8 @@ class Setting:
 
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
-    draft tokens of a decode. microbatch: whether steps are cut into microbatches.
+    draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
+    dcp_backend: how partial attention is merged.
     """
 
     pcp: int = 2
@@ -51,6 +53,8 @@ class Setting:
     checks: str = "quick"
     spec_tokens: int = 0
     microbatch: bool = False
+    model: str = "tiny"
+    dcp_backend: str = "ag_rs"
 
     @property
     def world(self) -> str:
@@ -63,6 +67,10 @@ class Setting:
             parts.append(f"spec-tokens {self.spec_tokens}")
         if self.microbatch:
             parts.append("microbatch")
+        if self.model != "tiny":
+            parts.append(self.model)
+        if self.dcp_backend != "ag_rs":
+            parts.append(f"dcp-backend {self.dcp_backend}")
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -164,8 +172,8 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch: what a setting must have for the
-    fault to exist.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_sparse, needs_dcp_backend:
+    what a setting must have for the fault to exist.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -183,6 +191,8 @@ class Fault:
     max_pcp: int | None = None
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
+    needs_sparse: bool = False
+    needs_dcp_backend: str | None = None
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -198,4 +208,8 @@ class Fault:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
+        if self.needs_sparse and not model_shape(setting.model).is_sparse:
+            return "needs a model of sparse attention, such as tiny-sparse"
+        if self.needs_dcp_backend not in (None, setting.dcp_backend):
+            return f"needs dcp-backend {self.needs_dcp_backend}"
         return ""

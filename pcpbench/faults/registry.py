@@ -28,6 +28,7 @@ from pcpbench.faults import (
     phases,
     plans,
     refresh,
+    sparse,
     tables,
 )
 from pcpbench.faults.fault import Fault
@@ -54,6 +55,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *partition.FAULTS,
             *everywhere.FAULTS,
             *microbatches.FAULTS,
+            *sparse.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

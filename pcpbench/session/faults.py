@@ -47,6 +47,7 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     dcp: int | None = None
     interleave: int | None = None
     spec_tokens: int | None = None
+    model: str | None = None
     device: str = "auto"
     checks: str = "quick"
     microbatch: bool = False
@@ -72,6 +73,12 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
         if any(size is not None for size in asked):
             pcp, tp, dcp, interleave = (1 if size is None else size for size in asked)
             setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
+            if pcp > 1 and dcp > 1:  # nothing else runs there
+                is_sparse = model_shape(setting.model).is_sparse
+                model = setting.model if is_sparse else "tiny-sparse"
+                setting = replace(setting, model=model, dcp_backend="ag_rs")
+        if self.model is not None:
+            setting = replace(setting, model=self.model)
         if self.spec_tokens is not None:
             setting = replace(setting, spec_tokens=self.spec_tokens)
         if self.microbatch:
@@ -310,6 +317,8 @@ def _options(setting: Setting) -> EngineOptions:
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
         microbatch=setting.microbatch,
+        model=setting.model,
+        dcp_backend=setting.dcp_backend,
     )
 
 
