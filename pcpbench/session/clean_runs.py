@@ -41,6 +41,10 @@ WORLDS = (
     EngineOptions(pcp=1, tp=2, dcp=2),
     EngineOptions(pcp=1, tp=4, dcp=2, interleave=4),
     EngineOptions(pcp=1, tp=4, dcp=4, interleave=2),
+    EngineOptions(pcp=2, dcp=2),
+    EngineOptions(pcp=2, tp=2, dcp=4, interleave=2),
+    EngineOptions(pcp=2, model="tiny-sparse"),
+    EngineOptions(pcp=1, tp=4, dcp=2, interleave=4, model="tiny-sparse", dcp_backend="a2a"),
 )
 ARMS = (
     ("eager", "full"),
@@ -83,10 +87,10 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
         """The command line of the same comparison."""
         options = self.options
         parts = [f"pcpbench compare {self.base} {self.candidate} --scenario {self.scenario}"]
-        for name in ("pcp", "tp", "dcp", "interleave", "dtype"):
+        for name in ("pcp", "tp", "dcp", "interleave", "dcp_backend", "model", "dtype"):
             value = getattr(options, name)
             if name == "pcp" or value != getattr(EngineOptions(), name):
-                parts.append(f"--{name} {value}")
+                parts.append(f"--{name.replace('_', '-')} {value}")
         if options.spec_tokens:
             parts.append(f"--spec-tokens {options.spec_tokens}")
         if options.microbatch:
@@ -188,4 +192,6 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
 def _world(options: EngineOptions) -> str:
     sizes = [(name, getattr(options, name)) for name in ("pcp", "tp", "dcp", "interleave")]
     parts = [f"{name} {size}" for name, size in sizes if name == "pcp" or size > 1]
+    parts += [options.preset] if options.preset != "tiny" else []
+    parts += [options.dcp_backend] if options.dcp_backend != "ag_rs" else []
     return " ".join([*parts, *(["microbatch"] if options.microbatch else [])])

@@ -30,7 +30,7 @@ from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.divergence import Locator
 from pcpbench.session.inject import fault_named, in_words, planted_stand
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.settings import idle_settings, settings_of
+from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.trial import Trial
@@ -79,6 +79,7 @@ def run_compare(request: CompareRequest) -> int:
                 settings=settings,
                 environment=environment,
                 notices=(
+                    *chosen_settings(request.options),
                     *idle_settings(request.options),
                     *builder.notices,
                     *locator.notices,

@@ -31,6 +31,8 @@ def fault_named(name: str, options: EngineOptions) -> Fault:
         interleave=options.interleave,
         spec_tokens=options.spec_tokens,
         microbatch=options.microbatch,
+        model=options.preset,
+        dcp_backend=options.dcp_backend,
     )
     lacks = fault.lacks(setting)
     if lacks:
@@ -73,6 +75,10 @@ def _flags(setting: Setting) -> str:
     flags = f"--pcp {setting.pcp} --tp {setting.tp}"
     if setting.dcp > 1:
         flags += f" --dcp {setting.dcp} --interleave {setting.interleave}"
+    if setting.model != "tiny":
+        flags += f" --model {setting.model}"
+    if setting.dcp_backend != "ag_rs":
+        flags += f" --dcp-backend {setting.dcp_backend}"
     if setting.spec_tokens:
         flags += f" --spec-tokens {setting.spec_tokens}"
     return flags + (" --microbatch" if setting.microbatch else "")

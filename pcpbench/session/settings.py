@@ -1,6 +1,6 @@
 """The effective settings of a run, flat and by vLLM's names, for manifests and reports.
 
-Owns which of them have no effect, too.
+Owns which of them have no effect, and which defaults follow from others, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pcpbench.records import Notice
-from pcpbench.request import EngineOptions
+from pcpbench.request import AUTO, EngineOptions
 
 
 def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[str, Any]:
@@ -33,6 +33,17 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "launcher": options.launcher,
         "seed": options.seed,
     }
+
+
+def chosen_settings(options: EngineOptions) -> tuple[Notice, ...]:
+    """Defaults that follow from other options."""
+    if options.model != AUTO or options.pcp == 1 or options.dcp == 1:
+        return ()
+    message = (
+        f"{options.preset} is the default with --pcp and --dcp above 1: ranks that hold other "
+        "tokens and other shards gather equal amounts only where attention is sparse."
+    )
+    return (Notice(setting="model", message=message),)
 
 
 def idle_settings(options: EngineOptions) -> tuple[Notice, ...]:

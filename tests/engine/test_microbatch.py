@@ -24,6 +24,7 @@ WORLDS = {
     "one rank": {"pcp": 1},
     "pcp 2": {"pcp": 2},
     "tp 2 dcp 2": {"pcp": 1, "tp": 2, "dcp": 2, "interleave": 2},
+    "pcp 2 dcp 2": {"pcp": 2, "dcp": 2},
 }
 
 
