@@ -194,12 +194,58 @@ ADDRESS_BOOK: Final = (
     Column("source", "", "file and line of that op's call"),
 )
 
+MODE_RATIOS: Final = (
+    ("tpot", "tpot"),
+    ("ttft", "ttft"),
+    ("step", "step"),
+    ("launch", "launch_overhead"),
+    ("throughput", "throughput"),
+)
+"""Prefixes of Speed's ratios and the name each has in columns."""
+
+MODES: Final = (
+    Column("mode", "", "graph mode that the prompts were run in"),
+    Column("arm", "", "its arm in `compare`"),
+    Column("outcome", "", "of the whole run: `pass`, `fail` or `not compared`"),
+    *SETTINGS[1:],
+    Column("feed", "", "`free-running` or `teacher-forced`"),
+    Column("num_requests", "", "prompts"),
+    Column("num_requests_equal", "", "of these, generations that equal those of NONE"),
+    Column("num_output_tokens", "", "tokens generated"),
+    Column("num_tokens_equal", "", "of these, tokens that equal those of NONE at the same place"),
+    Column("num_traced", "", "differing tokens traced: the first of each generation, or all of "
+           "them where every arm was fed the same tokens"),
+    Column("num_unexplained", "", "of these, tokens that padding drift does not explain"),
+    Column("first_request", "", "request of the first difference from NONE, by step"),
+    Column("first_token_index", "", "which of its outputs, from 0"),
+    Column("first_step", "", "its step"),
+    Column("first_gap", "", "how much higher NONE held its own token's logit there"),
+    Column("first_drift", "", "padding drift of the logits there, largest difference"),
+    Column("steps_full", "", "steps served by a FULL graph"),
+    Column("steps_piecewise", "", "steps served by PIECEWISE graphs"),
+    Column("steps_none", "", "steps run eagerly"),
+    Column("tokens_full", "", "scheduled tokens in steps served by a FULL graph"),
+    Column("tokens_piecewise", "", "scheduled tokens in steps served by PIECEWISE graphs"),
+    Column("tokens_none", "", "scheduled tokens in steps run eagerly"),
+    *(column for column in _stat_columns()
+      if any(f"_{name}_" in column.name for name in ("tpot", "ttft", "step", "launch_overhead"))),
+    Column("mean_tokens_per_s", "1/s", "output tokens over the time of all steps, mean over "
+           "repetitions"),
+    Column("min_tokens_per_s", "1/s", "the least of a repetition"),
+    Column("max_tokens_per_s", "1/s", "the most of a repetition"),
+    *(Column(f"{name}_ratio{end}", "", f"mode / NONE of {name}, {what}; empty for NONE")
+      for _, name in MODE_RATIOS
+      for end, what in (("", "median over pairs"), ("_low", "lower end of its 95 % interval"),
+                        ("_high", "upper end of its 95 % interval"))),
+)  # fmt: skip
+
 FILES: Final = (
     ("summary.csv", "One row for each scenario and arm (`compare`).", SUMMARY),
     ("steps.csv", "One row for each scenario, arm and step (`compare`).", STEPS),
     ("capture.csv", "One row for each captured descriptor (`capture`).", CAPTURE),
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),
+    ("modes.csv", "One row for each graph mode (`modes`).", MODES),
 )  # fmt: skip
 
 _INTRODUCTION = """\
