@@ -239,6 +239,35 @@ MODES: Final = (
                         ("_high", "upper end of its 95 % interval"))),
 )  # fmt: skip
 
+MATRIX: Final = (
+    Column("cell", "", "name of the cell"),
+    Column("outcome", "", "`pass`, `fail`, `not compared`, `refused`, `could not measure`, "
+           "`crashed` or `not run`"),
+    *(column for column in SETTINGS if column.name.endswith("_size")),
+    Column("enable_dbo", "", "whether steps are cut into microbatches"),
+    Column("model", "", "preset of the decoder"),
+    Column("model_kind", "", "`dense` or `moe`"),
+    Column("num_speculative_tokens", "", "draft tokens that a decode verifies"),
+    Column("capture_is_zero", "", "whether every replay was bitwise equal to its padded "
+           "eager twin"),
+    Column("num_capture_steps", "", "replayed steps behind that, of both graph arms"),
+    Column("violated_contracts", "", "contracts broken, `;` between them"),
+    Column("num_scenarios", "", "scenarios run"),
+    Column("num_passed", "", "of these, scenarios that passed"),
+    Column("num_steps", "", "steps of their plans"),
+    Column("steps_full", "", "of these, steps that FULL served under full_and_piecewise"),
+    Column("steps_piecewise", "", "of these, steps that PIECEWISE served under "
+           "full_and_piecewise"),
+    Column("num_faults", "", "faults injected in the cell's world (`--faults`)"),
+    Column("num_faults_caught", "", "of these, faults that the judge caught"),
+    Column("num_faults_without_verdict", "", "faults that never acted there"),
+    Column("exit_code", "", "of the cell's process; negative for a signal"),
+    Column("wall_s", "s", "time of the cell's processes"),
+    Column("attempt", "", "which run of the cell it is, from 1"),
+    Column("run", "", "directory of the cell's files, within the run's"),
+    Column("reason", "", "why the cell is no pass, or what was left out"),
+)  # fmt: skip
+
 FILES: Final = (
     ("summary.csv", "One row for each scenario and arm (`compare`).", SUMMARY),
     ("steps.csv", "One row for each scenario, arm and step (`compare`).", STEPS),
@@ -246,6 +275,7 @@ FILES: Final = (
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),
     ("modes.csv", "One row for each graph mode (`modes`).", MODES),
+    ("matrix.csv", "One row for each cell (`matrix`).", MATRIX),
 )  # fmt: skip
 
 _INTRODUCTION = """\

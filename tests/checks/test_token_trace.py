@@ -75,7 +75,10 @@ def test_half_precision_has_the_wider_budget():
 
 
 def test_only_the_first_difference_of_a_free_generation_counts():
-    none = {"a": [at(1, 0, 4, "a"), at(2, 1, 5, "a"), at(3, 2, 6, "a")], "b": [at(7, req_id="b", step=2)]}
+    none = {
+        "a": [at(1, 0, 4, "a"), at(2, 1, 5, "a"), at(3, 2, 6, "a")],
+        "b": [at(7, req_id="b", step=2)],
+    }
     found = {"a": [at(1), at(9, 1, 5), at(8, 2, 6)], "b": [at(6, req_id="b", step=2)]}
     pairs = differences(none, found, only_first=True)
     assert [(theirs.req_id, theirs.index) for theirs, _ in pairs] == [("b", 0), ("a", 1)]

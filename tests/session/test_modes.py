@@ -14,7 +14,9 @@ from pcpbench.modes_request import ModesRequest
 from pcpbench.request import EngineOptions
 from pcpbench.session.modes import plan_task
 
-SMALL = "modes --prompts 6 --prompt-len 3-9 --output-len 4 --capture-sizes 1,2,4,24 --json --out run"
+SMALL = (
+    "modes --prompts 6 --prompt-len 3-9 --output-len 4 --capture-sizes 1,2,4,24 --json --out run"
+)
 MODES = ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
 
 
