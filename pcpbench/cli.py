@@ -309,6 +309,7 @@ def faults_run(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
     from pcpbench.session.faults import FaultsRequest, run_faults
@@ -325,6 +326,7 @@ def faults_run(
         checks=check,
         microbatch=microbatch,
         markdown=markdown,
+        json=json,
     )
     raise typer.Exit(run_faults(request))
 
