@@ -1,6 +1,7 @@
 """`pcpbench modes`: a small real run, faults, and flips that padding drift explains or does not."""
 
 import json
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -80,7 +81,7 @@ def test_four_modes_agree_and_every_number_is_there(capsys):
     assert list(table["mode"]) == MODES
     assert (table["num_tokens_equal"] == table["num_output_tokens"]).all()
     assert table["throughput_ratio"].notna().tolist() == [False, True, True, True]
-    assert json.load(open("run/manifest.json"))["outcome"] == "pass"
+    assert json.loads(Path("run/manifest.json").read_text())["outcome"] == "pass"
 
 
 @pytest.mark.parametrize("arguments", ["--feed teacher-forced", "--spec-tokens 2"])
