@@ -54,14 +54,15 @@ class MatrixFiles(RunFiles):
     def add_cell(self, record: CellRecord, result: MatrixResult) -> None:
         """Put a cell that has ended on disk, and the tables over all cells so far."""
         self._run_dir.write_text(f"{CELLS}/{record.cell.name}.json", to_json(record))
-        self._write_tables(result)
+        self.write_tables(result)
 
     def finish(self, result: MatrixResult) -> None:
         """Write what the whole run came to."""
-        self._write_tables(result)
+        self.write_tables(result)
         self._end(result)
 
-    def _write_tables(self, result: MatrixResult) -> None:
+    def write_tables(self, result: MatrixResult) -> None:
+        """Write `matrix.csv` and `matrix.json` as far as the run is."""
         rows = lines(columns.MATRIX, map(cell_row, result.cells))
         self._run_dir.write_text("matrix.csv", header(columns.MATRIX) + rows)
         self._run_dir.write_text("matrix.json", matrix_json(result))

@@ -78,6 +78,7 @@ def run_matrix(request: MatrixRequest) -> int:
         children = Children()
         runner = CellRunner(files.path, settings, children, faults_for)
         loop = MatrixLoop(settings.cells, kept, runner, keep, children.stop, _code_check(code))
+        files.write_tables(result(loop.records))
         deadline = None if request.max_time is None else start + request.max_time
         with make_progress() as progress:
             loop.run(request.jobs, deadline, progress)

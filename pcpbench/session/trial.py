@@ -273,6 +273,7 @@ class Trial:
     def _run_poisoned(self, arm: Arm, live: LiveSlots, poison: str) -> Iterator[Violation]:
         """One arm, one poison. Ends with the first step that cannot be run."""
         clean = [record for record in self.records if record.arm == arm.label]
+        drafts = self._drafts if self.teacher is not None else self._own_drafts()[arm.label]
         arm.start(self.plan)
         for number, step in enumerate(self.plan.steps):
             live.advance(step)
@@ -281,7 +282,7 @@ class Trial:
             if arm.label == self.teacher:
                 forced = None
             try:
-                arm.execute(step, forced, self._drafts[number])
+                arm.execute(step, forced, drafts[number])
             except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return

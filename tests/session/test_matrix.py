@@ -23,7 +23,7 @@ from pcpbench.report.progress import make_progress
 from pcpbench.results import Outcome
 from pcpbench.session import matrix as session
 from pcpbench.session.matrix import MatrixLoop
-from pcpbench.session.matrix_cell import Children, Stopped, read_cell, with_faults
+from pcpbench.session.matrix_cell import ARMS, Children, Stopped, read_cell, with_faults
 from pcpbench.session.matrix_faults import faults_for
 
 CELL = Cell(parallel=Parallel(pcp=2), spec_tokens=0, microbatch=False, model="dense")
@@ -294,12 +294,17 @@ PASSED = {
     "outcome": "pass", "exit_code": 0, "reasons": [],
     "scenarios": [{
         "scenario": "s", "outcome": "pass", "num_violations": {},
-        "drifts": [{"kind": "capture", "ok": True, "num_steps_compared": 7,
-                    "worst": {"outcome": "bitwise"}}],
+        "drifts": [{"kind": "capture", "arm": arm, "ok": True, "num_steps_compared": 7,
+                    "worst": {"outcome": "bitwise"}} for arm in ARMS],
         "arms": [{"arm": "full_and_piecewise", "num_steps": 9, "steps_full": 5,
                   "steps_piecewise": 3}],
     }],
 }  # fmt: skip
+
+
+def one_arm_only():
+    (scenario,) = PASSED["scenarios"]
+    return {**PASSED, "scenarios": [{**scenario, "drifts": scenario["drifts"][:1]}]}
 
 
 def ended(tmp_path, code, *, said="", manifest=None, summary=None):
@@ -319,7 +324,7 @@ def manifest_of(outcome, code, *reasons):
 def test_a_pass_needs_process_and_files_to_say_the_same(tmp_path):
     record = ended(tmp_path, 0, manifest=manifest_of("pass", 0), summary=PASSED)
     assert record.outcome is CellOutcome.PASS
-    assert (record.capture_is_zero, record.num_steps, record.num_capture_steps) == (True, 9, 7)
+    assert (record.capture_is_zero, record.num_steps, record.num_capture_steps) == (True, 9, 14)
 
 
 @pytest.mark.parametrize(
@@ -329,6 +334,8 @@ def test_a_pass_needs_process_and_files_to_say_the_same(tmp_path):
         (0, {"manifest": manifest_of("running", None)}, CellOutcome.CRASHED, "left no result"),
         (0, {"manifest": manifest_of("pass", 0)}, CellOutcome.CRASHED, "left no result"),
         (0, {"manifest": manifest_of("pass", 0), "summary": {**PASSED, "scenarios": []}},
+         CellOutcome.CRASHED, "compared no replay"),
+        (0, {"manifest": manifest_of("pass", 0), "summary": one_arm_only()},
          CellOutcome.CRASHED, "compared no replay"),
         (0, {"manifest": manifest_of("pass", 0), "summary": "{"}, CellOutcome.CRASHED, "left no"),
         (0, {"manifest": manifest_of("fail", 1), "summary": PASSED}, CellOutcome.CRASHED, "with 0"),

@@ -92,6 +92,11 @@ def test_other_feeds_and_drafts_agree_too(capsys, arguments):
     assert all((row["speed"] is not None) == bool(repetitions) for row in result["modes"])
 
 
+def test_full_checks_run_over_drafts_that_each_mode_found_for_itself(capsys):
+    result = run(capsys, "--check full --spec-tokens 1 --repetitions 0")
+    assert all(row["agreement"] == 1.0 for row in result["modes"])
+
+
 def test_a_planted_fault_is_exit_1_without_any_speed(capsys):
     result = run(capsys, "--inject stale-block-rows --repetitions 1", 1)
     assert result["outcome"] == "fail"
