@@ -36,7 +36,7 @@ def test_a_gap_that_drift_can_close_is_explained():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"padded": moved(2e-6)}, "wider than twice the padding drift"),
+        ({"padded": moved(4e-6)}, "wider than twice the padding drift"),
         ({"padded": NONE.copy()}, "there is no drift"),
         ({"padded": None}, "could not be run"),
         ({"padded": moved(1e-3)}, "over its budget"),  # a broken padded arm explains nothing
