@@ -5,6 +5,8 @@ Owns the layout; a narrow console leaves counts of steps and times to the files.
 
 from __future__ import annotations
 
+from typing import Final
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,8 +16,10 @@ from pcpbench.report import units
 from pcpbench.report.console import STYLES, Facts, add_notices, is_wide, new_table, verdict_line
 from pcpbench.results import Outcome
 
-SHOWN = 4
+SHOWN: Final = 4
 """Cells of one reason that are named; matrix.csv has all of them."""
+
+_NARROW: Final = {"could not measure": "could not\nmeasure", "not compared": "not\ncompared"}
 
 
 def print_matrix(result: MatrixResult, console: Console) -> None:
@@ -48,6 +52,7 @@ def print_matrix_verdict(result: MatrixResult, console: Console) -> None:
         "untimed",
         style="dim",
     )
+    facts.add("Cut", "whether steps are cut into microbatches; scenarios: passed/run", style="dim")
     facts.add("Files", result.run_dir)
     facts.print(console)
 
@@ -76,15 +81,18 @@ def _by_reason(result: MatrixResult) -> dict[tuple[CellOutcome, str], list[str]]
 def _table(result: MatrixResult, console: Console) -> Table:
     wide = is_wide(console)
     has_faults = bool(result.settings.get("faults"))
+    names = ["Ranks", "k", "Cut", "Model", "Verdict"]
     table = new_table(
-        ["Ranks", "k", "Micro-\nbatch", "Model", "Verdict", "Capture\ndrift", "Contracts"],
+        [*names, *(["Capture\ndrift", "Contracts"] if wide else ["Drift", "Con-\ntracts"])],
         [
             "Scen-\narios",
             *(["Steps", "FULL", "PIECE-\nWISE"] if wide else []),
-            *(["Faults\ncaught"] if has_faults else []),
+            *(["Faults\ncaught" if wide else "Faults"] if has_faults else []),
             "Took",
         ],
     )
+    for column in table.columns:
+        column.no_wrap = column is not table.columns[len(names) + 1]  # contracts can be many
     for record in result.cells:
         table.add_row(*_cells(record, wide=wide, has_faults=has_faults))
     return table
@@ -94,14 +102,15 @@ def _cells(record: CellRecord, *, wide: bool, has_faults: bool) -> list[str | Te
     cell, faults = record.cell, record.faults
     style = STYLES[_as_verdict(record.outcome)]
     counts = (record.num_steps, record.steps_full, record.steps_piecewise)
-    scenarios = f"{record.num_passed} of {record.num_scenarios}"
-    caught = units.NOTHING if faults is None else f"{faults.num_caught} of {faults.num_faults}"
+    scenarios = f"{record.num_passed}/{record.num_scenarios}"
+    caught = units.NOTHING if faults is None else f"{faults.num_caught}/{faults.num_faults}"
+    verdict = record.outcome.value
     return [
         cell.parallel.name,
         str(cell.spec_tokens),
         "on" if cell.microbatch else "off",
         cell.preset if wide else cell.model,
-        Text(record.outcome.value, style=style),
+        Text(verdict if wide else _NARROW.get(verdict, verdict), style=style),
         {True: "zero", False: "NOT zero", None: units.NOTHING}[record.capture_is_zero],
         _contracts(record),
         scenarios if record.num_scenarios else units.NOTHING,

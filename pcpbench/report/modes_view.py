@@ -17,7 +17,7 @@ from pcpbench.report.console import Facts, add_notices, is_wide, new_table, verd
 from pcpbench.results import Outcome, Ratio, Stat
 
 SHOWN: Final = 8
-"""Traced tokens that are shown of each mode; modes.json has all of them."""
+"""Traced tokens that are shown of each verdict; modes.json has all of them."""
 
 ROOM_FOR_INTERVALS: Final = 136
 _NARROW: Final = {
@@ -32,14 +32,13 @@ def print_modes(result: ModesResult, console: Console) -> None:
     console.print()
     console.print(_table(result, console))
     facts = Facts()
-    for row in result.rows:
-        mine = [each for each in result.traces if each.mode == row.mode]
-        mine.sort(key=lambda each: each.explained)
-        facts.add_all(row.mode, [_traced(each) for each in mine[:SHOWN]])
+    for label, kind in (("NOT explained", False), ("Explained", True)):
+        mine = [each for each in result.traces if each.explained is kind]
+        facts.add_all(label, [_traced(each) for each in mine[:SHOWN]])
         if len(mine) > SHOWN:
             facts.add("", f"and {len(mine) - SHOWN} more, in modes.json")
     add_notices(facts, result.notices)
-    facts.add_all("Reading", _reading(result))
+    facts.add_all("Reading", _reading(result, console.width >= ROOM_FOR_INTERVALS))
     facts.add("Files", result.run_dir)
     console.print()
     facts.print(console)
@@ -95,11 +94,12 @@ def _run(result: ModesResult) -> str:
 def _table(result: ModesResult, console: Console) -> Table:
     wide = is_wide(console)
     timed = any(row.speed is not None for row in result.rows)
-    columns = ["TPOT", "TTFT", "Tokens\nper s", "Launch\noverhead"] if timed else []
+    columns = ["TPOT", "TTFT", "Tokens\nper s", "Launch\noverhead" if wide else "Launch"]
     table = new_table(
         ["Mode", "Tokens equal,\nfirst difference" if wide else "Equal,\nfirst"],
-        [*columns, "FULL\nof steps,\ntokens", "PIECE-\nWISE"],
+        [*(columns if timed else []), "FULL", "PIECEWISE" if wide else "PIECE-\nWISE"],
     )
+    table.columns[0].no_wrap = True
     for row, times in zip(
         result.rows, _times(result, console.width >= ROOM_FOR_INTERVALS), strict=True
     ):
@@ -163,7 +163,7 @@ def _shares(steps: Served, tokens: Served, kind: str) -> str:
 
 
 def _traced(found: TokenTrace) -> str:
-    place = f"{found.request} token {found.token_index}, step {found.step}"
+    place = f"{found.mode}, {found.request} token {found.token_index}, step {found.step}"
     tokens = f"{found.mode_token} for {found.none_token}"
     numbers = ""
     if found.gap is not None:
@@ -171,22 +171,24 @@ def _traced(found: TokenTrace) -> str:
             f"; gap in NONE {units.small(found.gap)}, padding drift {units.small(found.drift)} "
             f"(at most {units.small(found.limit)})"
         )
-    verdict = "explained" if found.explained else f"NOT explained: {found.why}"
-    return f"{place}: {tokens}{numbers}; {verdict}"
+    why = "" if found.explained else f": {found.why}"
+    return f"{place}: {tokens}{numbers}{why}"
 
 
-def _reading(result: ModesResult) -> list[str]:
+def _reading(result: ModesResult, has_room: bool) -> list[str]:
     forced = result.settings.get("feed") == "teacher-forced"
     lines = [
         "tokens equal: share of output tokens that are those of NONE at the same place"
         + (", all modes fed the same tokens" if forced else ", each mode fed its own tokens"),
+        "FULL, PIECEWISE: share of the steps that it served, below of the tokens scheduled in them",
         "a differing token is explained where NONE held the two candidates closer than twice the "
         "padding drift of that row's logits, and the drift is within its budget",
     ]
     if any(row.speed is not None for row in result.rows):
         lines += [
-            "below a time: its ratio to NONE, median over pairs, [95 % interval in this process]; "
-            "~ no clear difference",
+            "below a time: its ratio to NONE, median over pairs"
+            + (", [95 % interval in this process]" if has_room else "")
+            + "; ~ no clear difference: the 95 % interval holds 1",
             "scope = worker: all ranks run one after the other; not to be set against a served "
             "system's times",
         ]
