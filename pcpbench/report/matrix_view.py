@@ -88,7 +88,7 @@ def _table(result: MatrixResult, console: Console) -> Table:
             "Scen-\narios",
             *(["Steps", "FULL", "PIECE-\nWISE"] if wide else []),
             *(["Faults\ncaught" if wide else "Faults"] if has_faults else []),
-            "Took",
+            *(["Took"] if wide or not has_faults else []),
         ],
     )
     for column in table.columns:
@@ -104,19 +104,21 @@ def _cells(record: CellRecord, *, wide: bool, has_faults: bool) -> list[str | Te
     counts = (record.num_steps, record.steps_full, record.steps_piecewise)
     scenarios = f"{record.num_passed}/{record.num_scenarios}"
     caught = units.NOTHING if faults is None else f"{faults.num_caught}/{faults.num_faults}"
+    took = f"{record.wall_s:.0f} s" if record.wall_s else units.NOTHING
     verdict = record.outcome.value
+    drifted = "NOT zero" if wide else "NOT\nzero"
     return [
         cell.parallel.name,
         str(cell.spec_tokens),
         "on" if cell.microbatch else "off",
         cell.preset if wide else cell.model,
         Text(verdict if wide else _NARROW.get(verdict, verdict), style=style),
-        {True: "zero", False: "NOT zero", None: units.NOTHING}[record.capture_is_zero],
+        {True: "zero", False: drifted, None: units.NOTHING}[record.capture_is_zero],
         _contracts(record),
         scenarios if record.num_scenarios else units.NOTHING,
         *([f"{n:,}" if n else units.NOTHING for n in counts] if wide else []),
         *([caught] if has_faults else []),
-        f"{record.wall_s:.0f} s" if record.wall_s else units.NOTHING,
+        *([took] if wide or not has_faults else []),
     ]
 
 

@@ -97,7 +97,7 @@ def test_every_cell_has_its_row_and_every_reason_its_line(width):
     assert "FAIL 3 cells: 1 pass, 1 fail, 1 crashed" in text
     assert "16/16" in text
     assert "17/17" in text
-    assert ("NOT zero" in text) == (width == 140)  # two lines of a cell where it is narrow
+    assert ("NOT zero" in text) == (width == 140)  # else two lines, with other cells between
     assert "Fail 1 cell (pcp2-tp2-dcp4_k1_ub_moe): s: C5" in text
     assert "SIGKILL" in text
     assert ("tiny-sparse-moe" in text) == (width == 140)
