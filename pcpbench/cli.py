@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from pcpbench import __version__
+from pcpbench import __version__, cli_runs
 from pcpbench.arguments import refuse_empty
 from pcpbench.cli_options import (
     Backend,
@@ -58,6 +58,7 @@ scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check sce
 app.add_typer(scenarios_app, name="scenarios")
 faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
 app.add_typer(faults_app, name="faults")
+cli_runs.register(app)
 
 
 def _show_version(asked: bool) -> None:
@@ -315,6 +316,7 @@ def faults_run(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
     from pcpbench.session.faults import FaultsRequest, run_faults
@@ -332,6 +334,7 @@ def faults_run(
         checks=check,
         microbatch=microbatch,
         markdown=markdown,
+        json=json,
     )
     raise typer.Exit(run_faults(request))
 

@@ -26,7 +26,13 @@ from pcpbench.faults.registry import choose_faults
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import make_console
-from pcpbench.report.faults_view import print_catalogue, print_faults, print_markdown
+from pcpbench.report.faults_view import (
+    faults_json,
+    print_catalogue,
+    print_faults,
+    print_markdown,
+)
+from pcpbench.report.json_out import print_text
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CHECKS, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
@@ -52,11 +58,14 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     checks: str = "quick"
     microbatch: bool = False
     markdown: bool = False
+    json: bool = False
 
     def check(self) -> None:
         """Raise UsageError for a request that could not be run whatever the machine is."""
         if self.checks not in CHECKS:
             raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+        if self.markdown and self.json:
+            raise UsageError("--markdown and --json are two forms of one table: use one of them.")
         if (self.interleave or 1) > 1 and (self.dcp or 1) == 1:
             raise UsageError(
                 f"--interleave is {self.interleave} without --dcp: it changes nothing there, so "
@@ -120,7 +129,9 @@ def run_faults(request: FaultsRequest) -> int:
     with one_thread(device), make_progress() as progress:
         runs, clean = runner.run(cases, progress)
     result = FaultsResult(runs=runs, clean=clean, wall_s=time.perf_counter() - start)
-    if request.markdown:
+    if request.json:
+        print_text(faults_json(result))
+    elif request.markdown:
         print_markdown(result)
     else:
         print_faults(result, make_console())

@@ -55,6 +55,7 @@ class Trial:
     """Runs one scenario; afterwards `records` and `timings` hold what its steps left.
 
     tokens: what to feed on, one list a step, where no arm of the stand is the teacher.
+    timed: labels of the arms to time in turn; base and candidate where none is named.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Trial:
         tokens: Sequence[Sequence[int]] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
         watcher: Watcher | None = None,
+        timed: Sequence[str] = (),
     ) -> None:
         self.plan, self.stand, self.clock, self._dtype = plan, stand, clock, dtype
         self.repetitions, self.on_step = repetitions, on_step
         self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
         self._given, self._given_drafts = tokens, drafts
+        self._timed = tuple(timed) or (stand.base, stand.candidate)
         self._watcher = watcher or _Nobody()
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
@@ -109,7 +112,7 @@ class Trial:
             self._verify_poisoned()
         # A scenario that failed has no speed to quote.
         if not broken and self.repetitions and not self._judge.has_failed:
-            arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
+            arms = [self.stand.arms[label] for label in self._timed]
             forced = self._tokens if self.teacher is not None else None
             self.timings = time_arms(
                 arms,
@@ -119,7 +122,7 @@ class Trial:
                 self.repetitions,
                 self.on_step,
                 self._check_timed,
-                self._drafts,
+                self._drafts if self.teacher is not None else self._own_drafts(),
             )
         wall_s = time.perf_counter() - start
         return self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
@@ -143,6 +146,14 @@ class Trial:
     def step_audits(self) -> list[StepAudit]:
         """Dispatch and broken contracts of every step and arm."""
         return self._judge.step_audits
+
+    def _own_drafts(self) -> dict[str, list[list[int]]]:
+        """Draft tokens that each arm found for itself in its judged run, one list a step."""
+        found: dict[str, list[list[int]]] = {}
+        for record in self.records:
+            drafts = [] if record.draft_tokens is None else record.draft_tokens.tolist()
+            found.setdefault(record.arm, []).append(drafts)
+        return found
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""
@@ -262,6 +273,7 @@ class Trial:
     def _run_poisoned(self, arm: Arm, live: LiveSlots, poison: str) -> Iterator[Violation]:
         """One arm, one poison. Ends with the first step that cannot be run."""
         clean = [record for record in self.records if record.arm == arm.label]
+        drafts = self._drafts if self.teacher is not None else self._own_drafts()[arm.label]
         arm.start(self.plan)
         for number, step in enumerate(self.plan.steps):
             live.advance(step)
@@ -270,7 +282,7 @@ class Trial:
             if arm.label == self.teacher:
                 forced = None
             try:
-                arm.execute(step, forced, self._drafts[number])
+                arm.execute(step, forced, drafts[number])
             except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return
