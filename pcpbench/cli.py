@@ -17,6 +17,7 @@ from pcpbench import __version__
 from pcpbench.arguments import refuse_empty
 from pcpbench.cli_options import (
     Backend,
+    Baseline,
     CaptureSizes,
     Check,
     Dcp,
@@ -25,6 +26,7 @@ from pcpbench.cli_options import (
     FaultInterleave,
     FaultPcp,
     FaultSpecTokens,
+    Inject,
     Interleave,
     Json,
     Launcher,
@@ -33,11 +35,13 @@ from pcpbench.cli_options import (
     Model,
     Out,
     Pcp,
+    SaveBaseline,
     Seed,
     SpecTokens,
     Tp,
 )
 from pcpbench.errors import PcpbenchError
+from pcpbench.gate_commands import add_gate
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
@@ -56,6 +60,7 @@ scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check sce
 app.add_typer(scenarios_app, name="scenarios")
 faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
 app.add_typer(faults_app, name="faults")
+add_gate(app)
 
 
 def _show_version(asked: bool) -> None:
@@ -166,12 +171,9 @@ def compare(
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
     check: Check = "quick",
-    inject: Annotated[
-        str | None,
-        typer.Option(
-            "--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."
-        ),
-    ] = None,
+    inject: Inject = None,
+    save_baseline: SaveBaseline = None,
+    baseline: Baseline = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
     json: Json = False,
@@ -210,6 +212,8 @@ def compare(
         json=json,
         out=out,
         inject=inject,
+        save_baseline=save_baseline,
+        baseline=baseline,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare
