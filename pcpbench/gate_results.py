@@ -48,8 +48,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One rule on one scenario ("" where it is about the whole run).
 
     baseline, run: the two numbers: medians over processes, of ratios to the base arm for a rule in
-    percent, of seconds for one in us or ms; shares and counts as they are. change: how much more the
-    run has than the baseline, a share or seconds; low, high: its interval at `confidence`. None
+    percent, of seconds for one in us or ms; shares and counts as they are. change: how much more
+    the run has than the baseline, a share or seconds; low, high: its interval at `confidence`. None
     where there is no such number. limit: what applied, after acceptance. num_baseline, num_run:
     processes behind the two. num_needed: processes of the run that would decide at this spread;
     None where the finding is decided or no number would do. baseline_values, run_values: what each
@@ -132,3 +132,31 @@ def exit_code_of(verdict: GateVerdict, on_undecided: str) -> int:
     if verdict in (GateVerdict.CRASHED, GateVerdict.NOT_COMPARABLE):
         return 3
     return int(verdict is GateVerdict.UNDECIDED and on_undecided == "fail")
+
+
+class SelfCheckResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What the gate can see on a machine.
+
+    rates: for each true slowdown the shares of gates that ended as `regression`, `undecided` and
+    `passed`, the first without any. smallest_called: slowdown called in 95 % of gates, as are all
+    larger ones; None where none is. spreads, seen: (rule, scenario, value): the standard deviation
+    of one process, and the planted slowdown as it was measured.
+    """
+
+    num_processes: int
+    num_planted: int
+    num_baseline: int
+    num_most: int
+    rates: tuple[dict[str, Any], ...]
+    smallest_called: float | None
+    spreads: tuple[tuple[str, str, float], ...]
+    planted: float
+    seen: tuple[tuple[str, str, float | None], ...]
+    environment: Environment
+    wall_s: float = 0.0
+    run_dir: str = ""
+
+    @property
+    def exit_code(self) -> int:
+        """0: it was measured; what to make of it is for people."""
+        return 0

@@ -25,10 +25,17 @@ METRICS: Final = (*TIME_METRICS, CAPTURE_TIME, *COUNTS, FULL_SHARE)
 STATS: Final = ("median", "mean", "p99")
 ALIASES: Final = {"launch_overhead": "launch", "capture": CAPTURE_TIME}
 
-DEFAULT_RULES: Final = ("tpot:2.5%", "capture_time:50%", "full_share:0%", "drift:0", "contracts:0")
+DEFAULT_RULES: Final = (
+    "tpot:2.5%",
+    "itl:2.5%",
+    "capture_time:50%",
+    "full_share:0%",
+    "drift:0",
+    "contracts:0",
+)
 EXAMPLES: Final = "tpot:2.5%, launch:40us, drift:0 or full_share:>=99%"
 
-_FORM: Final = re.compile(r"(?P<bound>>=)?(?P<number>[^%a-zA-Z>]*)(?P<unit>%|us|ms)?")
+_FORM: Final = re.compile(r"(?P<bound>>=)?\s*(?P<number>[^%a-zA-Z>]*?)\s*(?P<unit>%|us|ms)?")
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
 _SECONDS: Final = {"us": 1e-6, "ms": 1e-3}
 
@@ -166,7 +173,7 @@ def _metric(name: str, text: str, source: str) -> tuple[str, str]:
 
 
 def _value(metric: str, value: str, text: str, source: str) -> tuple[Form, float]:
-    match = _FORM.fullmatch(value.replace(" ", ""))
+    match = _FORM.fullmatch(value)
     number = _number(match["number"]) if match else None
     if match is None or number is None:
         what = f"has the value {value!r}, which is no finite number"

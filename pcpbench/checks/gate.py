@@ -96,8 +96,9 @@ def expired(acceptances: Iterable[Acceptance], today: date) -> tuple[Notice, ...
 
 
 def is_settled(findings: Sequence[Finding]) -> bool:
-    """Whether more processes could not change anything."""
-    return all(finding.verdict is not GateVerdict.UNDECIDED for finding in findings)
+    """Whether the gate need not measure more: one rule is broken for sure, or none is undecided."""
+    verdicts = {finding.verdict for finding in findings}
+    return GateVerdict.REGRESSION in verdicts or GateVerdict.UNDECIDED not in verdicts
 
 
 def value_of(sample: ScenarioSample, rule: Rule) -> float | None:

@@ -15,6 +15,7 @@ from typing import Final
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats
 
 MIN_PROCESSES: Final = 4
@@ -36,7 +37,10 @@ class Shift(msgspec.Struct, frozen=True, kw_only=True):
         return 1 if self.low > limit else -1 if self.high < limit else 0
 
 
-def shift_of(baseline: Sequence[float], run: Sequence[float], alpha: float) -> Shift:
+Values = Sequence[float] | NDArray[np.float64]
+
+
+def shift_of(baseline: Values, run: Values, alpha: float) -> Shift:
     """Hodges-Lehmann shift with an interval that errs on each side with chance `alpha` at most.
 
     Example: baseline 1, 2, 3, run 11, 12, 13: all differences lie from 8 to 12, the estimate is 10.
@@ -66,7 +70,7 @@ def bound_place(num_run: int, num_baseline: int, alpha: float) -> int:
 
 
 @lru_cache(maxsize=256)
-def _cumulative(num_run: int, num_baseline: int) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+def _cumulative(num_run: int, num_baseline: int) -> NDArray[np.float64]:
     """P(U <= u) for u = 0, 1, ... of two groups from one source, exactly.
 
     The orders of m and n values with U = u are counted by the Gaussian binomial coefficient: the

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pcpbench.gate_results import Finding, GateResult
+from pcpbench.gate_results import Finding, GateResult, SelfCheckResult
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, Form
 from pcpbench.records import Environment
 from pcpbench.report import columns
@@ -19,10 +19,11 @@ from pcpbench.report.gate_view import sentence
 from pcpbench.report.junit import junit_xml
 from pcpbench.report.run_dir import RESULTS
 from pcpbench.report.run_files import RunFiles
+from pcpbench.report.self_check_view import self_check_json
 
 
-class GateFiles(RunFiles):
-    """Use as a context manager: `add_lines` while it runs, then `finish_gate`."""
+class _LineFiles(RunFiles):
+    """Files that grow by whole lines while processes end."""
 
     def __init__(
         self,
@@ -32,11 +33,17 @@ class GateFiles(RunFiles):
         environment: Environment,
         root: Path = RESULTS,
     ) -> None:
-        super().__init__("gate", out, settings, environment, root)
+        super().__init__(self.command, out, settings, environment, root)
+
+    command = "gate"
 
     def add_lines(self, name: str, data: bytes) -> None:
         """Add whole lines to a file and wait until they are on disk."""
         self._run_dir.append_text(name, data.decode())
+
+
+class GateFiles(_LineFiles):
+    """Use as a context manager: `add_lines` while it runs, then `finish_gate`."""
 
     def finish_gate(self, result: GateResult) -> None:
         """Write what the gate came to."""
@@ -51,6 +58,18 @@ class GateFiles(RunFiles):
             notices=result.notices,
             wall_s=result.wall_s,
         )
+        self._finished = True
+
+
+class SelfCheckFiles(_LineFiles):
+    """The files of `gate --self-check`: samples of both kinds and `self-check.json`."""
+
+    command = "gate-self-check"
+
+    def finish_check(self, result: SelfCheckResult) -> None:
+        """Write what the self-check came to."""
+        self._run_dir.write_text("self-check.json", self_check_json(result))
+        self._manifest.finish("pass", exit_code=result.exit_code, wall_s=result.wall_s)
         self._finished = True
 
 

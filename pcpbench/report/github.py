@@ -33,7 +33,7 @@ def tell_github(
     if environ.get("GITHUB_ACTIONS") != "true":
         return
     out = sys.stderr if stream is None else stream
-    for line in annotations(result):
+    for line in annotation_lines(result):
         print(line, file=out, flush=True)
     path = environ.get("GITHUB_STEP_SUMMARY")
     if not path:
@@ -44,7 +44,7 @@ def tell_github(
         print(f"pcpbench: the step summary could not be written: {error}.", file=out)
 
 
-def annotations(result: GateResult) -> list[str]:
+def annotation_lines(result: GateResult) -> list[str]:
     """Workflow commands, worst first; the last one says how many there was no room for."""
     told = [
         (level, finding)

@@ -20,11 +20,11 @@ def junit_xml(result: GateResult) -> str:
     for finding in result.findings:
         suite.add_testcase(_case(finding, result.on_undecided))
     suite.time = round(result.wall_s, 3)
-    suite.update_statistics()
+    suite.update_statistics()  # type: ignore[no-untyped-call]
     xml = JUnitXml("pcpbench")
     xml.add_testsuite(suite)
-    xml.update_statistics()
-    text: bytes = xml.tostring()
+    xml.update_statistics()  # type: ignore[no-untyped-call]
+    text: bytes = xml.tostring()  # type: ignore[no-untyped-call]
     return text.decode() + "\n"
 
 

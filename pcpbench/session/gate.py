@@ -16,7 +16,7 @@ import msgspec
 from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
 from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
-from pcpbench.gate_results import Finding, GateResult, GateVerdict
+from pcpbench.gate_results import Finding, GateResult
 from pcpbench.gate_samples import JudgedScenario
 from pcpbench.gate_settings import GateSettings, resolve_settings
 from pcpbench.records import Notice
@@ -50,10 +50,7 @@ def run_gate(request: GateRequest, judged: tuple[JudgedScenario, ...] | None = N
     baseline = read_measured(request.baseline or Path(), "baseline")
     run = None if request.run is None else read_measured(request.run, "run")
     gate = Gate(request, settings, baseline, start)
-    if run is None:
-        result = gate.measure(judged)
-    else:
-        result = gate.extend(run)
+    result = gate.measure(judged) if run is None else gate.extend(run)
     talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
     if request.json:
         print_gate_json(result)
@@ -103,9 +100,8 @@ class Gate:
     def extend(self, run: Measured) -> GateResult:
         """Judge a run that was measured before; go on measuring if it is undecided and ours."""
         with self._files(run) as files, make_progress() as progress:
-            files.add_lines(
-                SAMPLES_NAME, baseline_bytes(msgspec.structs.replace(run, processes=()))
-            )
+            head = msgspec.structs.replace(run, processes=())
+            files.add_lines(SAMPLES_NAME, baseline_bytes(head))
             for sample in run.processes:
                 files.add_lines(SAMPLES_NAME, process_bytes(sample))
             gathering = Gathering(
@@ -184,31 +180,3 @@ def job_of(baseline: Measured) -> SampleJob:
 def side_of(measured: Measured) -> Side:
     """What the judge may see of a run."""
     return Side(processes=measured.processes, judged=measured.judged)
-
-
-def save_baseline(
-    path: Path, run: Measured, num_processes: int, run_dir: Path
-) -> tuple[Measured, tuple[Finding, ...]]:
-    """Measure `num_processes` fresh processes of a run that was judged, and write them as a baseline.
-
-    Each sample is in `samples.jsonl` of the run's directory as soon as there is one. Nothing is
-    written to `path` unless all of them ended with a result.
-    """
-    from pcpbench.report.run_dir import RunDir
-
-    files = RunDir(run_dir)
-    files.append_text(SAMPLES_NAME, baseline_bytes(run).decode())
-    with make_progress() as progress:
-        progress.start("fresh processes", num_processes, "processes")
-        gathering = Gathering(
-            measured=run,
-            progress=progress,
-            on_sample=lambda sample: files.append_text(
-                SAMPLES_NAME, process_bytes(sample).decode()
-            ),
-        )
-        gathering.take(num_processes)
-    return gathering.measured, tuple(gathering.failures)
-
-
-__all__ = ["GateVerdict", "run_gate", "save_baseline"]

@@ -33,7 +33,7 @@ class Gathering:
     measured: Measured
     progress: Progress
     on_sample: Callable[[ProcessSample], None]
-    sample: Callable[..., ProcessSample] = sample_once
+    sample: Callable[..., ProcessSample] = field(default_factory=lambda: sample_once)
     clock: Callable[[], float] = time.monotonic
     failures: list[Finding] = field(default_factory=list)
 

@@ -98,8 +98,8 @@ def differences(baseline: Measured, run: Measured) -> tuple[Notice, ...]:
     if baseline.machine.id != run.machine.id:
         message = (
             f"the baseline was made on another machine ({baseline.machine.cpu}, here "
-            f"{run.machine.cpu}): ratios to the {run.job.base} arm are judged, times are not. Where "
-            "a ratio depends on the CPU, record the baseline on this kind of machine."
+            f"{run.machine.cpu}): ratios to the {run.job.base} arm are judged, times are not. "
+            "Where a ratio depends on the CPU, record the baseline on this kind of machine."
         )
         notices.append(Notice(setting="machine", message=message))
     was, now = _libraries(baseline), _libraries(run)
