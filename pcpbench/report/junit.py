@@ -19,11 +19,11 @@ def junit_xml(result: GateResult) -> str:
         suite.add_property(name, _clean(str(getattr(result, name))))
     for finding in result.findings:
         suite.add_testcase(_case(finding, result.on_undecided))
-    suite.time = round(result.wall_s, 3)
     suite.update_statistics()  # type: ignore[no-untyped-call]
     xml = JUnitXml("pcpbench")
     xml.add_testsuite(suite)
     xml.update_statistics()  # type: ignore[no-untyped-call]
+    xml.time = suite.time = round(result.wall_s, 3)
     text: bytes = xml.tostring()  # type: ignore[no-untyped-call]
     return text.decode() + "\n"
 
