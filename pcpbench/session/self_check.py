@@ -34,6 +34,7 @@ from pcpbench.session.gathering import Gathering
 from pcpbench.session.here import measured_here
 
 PLANTED: Final = 0.05
+MAX_PROCESSES: Final = 200
 PLANTED_NAME: Final = "planted.jsonl"
 DEFAULT_TIME_S: Final = 300.0
 JUDGING_SHARE: Final = 0.25
@@ -141,7 +142,7 @@ def _gather(files: SelfCheckFiles, job: SampleJob, name: str, deadline: float) -
             progress=progress,
             on_sample=lambda sample: files.add_lines(name, process_bytes(sample)),
         )
-        gathering.take_until(lambda grown: False, 0, deadline)
+        gathering.take_until(lambda grown: len(grown.processes) >= MAX_PROCESSES, 0, deadline)
     if gathering.failures:
         raise CannotMeasure(gathering.failures[0].why)
     return gathering.measured
