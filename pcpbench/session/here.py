@@ -19,6 +19,7 @@ import pcpbench
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import one_thread
 from pcpbench.device.environment import environment_of
+from pcpbench.device.own_time import clock_name
 from pcpbench.gate_jobs import Machine, Measured, SampleJob
 from pcpbench.gate_samples import JudgedScenario
 from pcpbench.records import Notice
@@ -33,6 +34,7 @@ def measured_here(job: SampleJob, judged: tuple[JudgedScenario, ...] = ()) -> Me
     backend = resolve_backend(job.options.backend, device)
     settings = settings_of(job.options, device=str(device), backend=backend.name)
     settings |= {"base": job.base, "candidate": job.candidate, "repetitions": job.repetitions}
+    settings["clock"] = clock_name(device)
     with one_thread(device):
         environment = environment_of(device)
     return Measured(

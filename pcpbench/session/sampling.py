@@ -18,8 +18,9 @@ import numpy as np
 from pcpbench.checks import metrics
 from pcpbench.checks.stats import stat_of
 from pcpbench.device.backends import resolve_backend, resolve_device
-from pcpbench.device.clock import Clock, make_clock, one_thread
+from pcpbench.device.clock import Clock, one_thread
 from pcpbench.device.environment import environment_of
+from pcpbench.device.own_time import make_own_clock
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample, ScenarioSample
@@ -42,7 +43,7 @@ def time_job(job: SampleJob) -> ProcessSample:
     target = BuiltinTarget(device, resolve_backend(job.options.backend, device))
     builder = StandBuilder(target, two_arms(job.base, job.candidate), job.options, str(device))
     with one_thread(device):
-        clock = make_clock(device)
+        clock = make_own_clock(device)
         scenarios = tuple(
             _time_scenario(plan, builder, clock, job)
             for plan in plans_of(job.scenarios, job.options)
