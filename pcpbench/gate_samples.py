@@ -37,7 +37,8 @@ class ScenarioSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """One scenario in one process.
 
     plan_hash: of the steps that the scenario turned into. metrics: by name of TIME_METRICS.
-    capture_s: time to capture all graphs of the candidate; None where it captures none.
+    capture_s: time to warm up and capture all graphs; None where it captures none, or replays
+    those of an earlier scenario with equal limits.
     num_wrong: timed steps that sampled other tokens than the first run of their arm.
     """
 

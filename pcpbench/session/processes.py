@@ -48,7 +48,7 @@ def _run(job: SampleJob, kind: type[T], timeout_s: float | None) -> T:
             input=msgspec.json.encode(job),
             capture_output=True,
             timeout=timeout_s,
-            env=_environment(),
+            env=worker_environment(),
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -67,8 +67,8 @@ def command() -> list[str]:
     return [sys.executable, "-P", "-m", "pcpbench", WORKER_COMMAND]
 
 
-def _environment() -> dict[str, str]:
-    """Ours, with the package that this process runs in front of every other of its name."""
+def worker_environment() -> dict[str, str]:
+    """Ours, with the package that this process runs in front of any other of its name."""
     root = str(Path(pcpbench.__file__).resolve().parent.parent)
     before = os.environ.get("PYTHONPATH")
     return {**os.environ, "PYTHONPATH": os.pathsep.join([root, *([before] if before else [])])}

@@ -11,15 +11,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 
 import msgspec
 import numpy as np
+import torch
 
 from pcpbench.checks import metrics
 from pcpbench.checks.stats import stat_of
+from pcpbench.config import EngineConfig
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, one_thread
 from pcpbench.device.environment import environment_of
+from pcpbench.device.graph import GraphBackend
 from pcpbench.device.own_time import make_own_clock
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.gate_jobs import SampleJob
@@ -32,7 +36,7 @@ from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import Ladder, build_ladder
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import time_arms
-from pcpbench.targets.builtin import BuiltinTarget
+from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
 from pcpbench.targets.protocol import Arm
 
 
@@ -40,14 +44,15 @@ def time_job(job: SampleJob) -> ProcessSample:
     """Time base and candidate over the job's scenarios, in this process."""
     start, started_at = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
     device = resolve_device(job.options.device)
-    target = BuiltinTarget(device, resolve_backend(job.options.backend, device))
-    builder = StandBuilder(target, two_arms(job.base, job.candidate), job.options, str(device))
+    backend = resolve_backend(job.options.backend, device)
     with one_thread(device):
         clock = make_own_clock(device)
-        scenarios = tuple(
-            _time_scenario(plan, builder, clock, job)
-            for plan in plans_of(job.scenarios, job.options)
-        )
+        target = _TimedTarget(device, backend, clock)
+        builder = StandBuilder(target, two_arms(job.base, job.candidate), job.options, str(device))
+        plans = plans_of(job.scenarios, job.options)
+        for plan in plans:
+            builder.check(plan)
+        scenarios = tuple(_time_scenario(plan, builder, target, job) for plan in plans)
         environment = environment_of(device)
     return ProcessSample(
         scenarios=scenarios,
@@ -85,6 +90,31 @@ def two_arms(base: str, candidate: str) -> Ladder:
     return Ladder(arms=arms, pairs=(), base=ladder.base, candidate=ladder.candidate)
 
 
+class _TimedTarget(BuiltinTarget):
+    """Builds arms and times their captures. capture_s: of those since it was last set to None."""
+
+    def __init__(self, device: torch.device, backend: GraphBackend, clock: Clock) -> None:
+        super().__init__(device, backend)
+        self.clock = clock
+        self.capture_s: float | None = None
+
+    def build(
+        self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False
+    ) -> BuiltinArm:
+        """An arm as any other; one that replays has its capture timed, warm-up included."""
+        arm = super().build(label, config, replays=replays, taps=taps)
+        if replays:
+            vars(arm)["capture"] = partial(self._capture, arm.capture)
+        return arm
+
+    def _capture(self, capture: Callable[[], None]) -> None:
+        self.clock.synchronize()
+        start = self.clock.now()
+        capture()
+        self.clock.synchronize()
+        self.capture_s = (self.capture_s or 0.0) + self.clock.now() - start
+
+
 class _Feed:
     """Runs the base arm once, for the tokens and drafts that feed both, and counts later misses."""
 
@@ -108,8 +138,9 @@ class _Feed:
 
 
 def _time_scenario(
-    plan: ScenarioPlan, builder: StandBuilder, clock: Clock, job: SampleJob
+    plan: ScenarioPlan, builder: StandBuilder, target: _TimedTarget, job: SampleJob
 ) -> ScenarioSample:
+    target.capture_s, clock = None, target.clock
     stand = builder.stand_for(plan)
     arms = [stand.arms[stand.base], stand.arms[stand.candidate]]
     feed = _Feed(stand, plan)
@@ -123,12 +154,11 @@ def _time_scenario(
             check=feed.check,
             drafts=feed.drafts,
         )
-    captured = arms[1].captured
     return ScenarioSample(
         scenario=plan.scenario,
         plan_hash=hash_of(plan),
         metrics=_metrics(plan, timings, arms, stand.is_async),
-        capture_s=sum(graph.capture_s for graph in captured) if captured else None,
+        capture_s=target.capture_s,
         num_wrong=feed.num_wrong,
     )
 
