@@ -33,7 +33,7 @@ class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     candidate: str
     options: EngineOptions
     scenarios: tuple[str, ...] = ()
-    repetitions: int = 5
+    repetitions: int = 3
     judge: bool = False
     slowdown: float = 0.0
 
