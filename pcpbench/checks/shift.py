@@ -3,9 +3,9 @@
 Owns the gate's statistics and nothing else: numbers in, `Shift` out. The estimate is the median of
 all differences between a process of the run and one of the baseline (Hodges and Lehmann); the
 interval inverts the exact rank-sum test of Mann and Whitney, so it needs no assumption on the shape
-of the noise, and one process that met a busy machine cannot move it far. Its exact chances are counted
-here and held against scipy's in the tests: importing scipy.stats takes longer than timing a step of
-every scenario, and each fresh process would pay for it.
+of the noise, and one process that met a busy machine cannot move it far. The exact chances are
+counted here, and the tests hold them against scipy's: importing scipy.stats takes half a second,
+and each fresh process would pay for it.
 """
 
 from __future__ import annotations
