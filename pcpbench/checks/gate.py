@@ -155,7 +155,8 @@ def _judge_time(
         if len(values) < MIN_PROCESSES:
             total = len(side.processes)
             why = f"{len(values)} of {total} processes of the {name} have a value"
-            return _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}")
+            remedy = "raise --max-time" if total < MIN_PROCESSES else "use a rule in us or ms"
+            return _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}: {remedy}")
     decide = _Decision(rule, scenario, theirs, ours, alpha)
     found = decide.at(rule.limit)
     if found.verdict is GateVerdict.PASS or accepted is None:

@@ -5,6 +5,7 @@ Owns the words and the table; the same words stand in JUnit, annotations and the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from rich.console import Console
@@ -48,9 +49,9 @@ def print_gate(result: GateResult, console: Console) -> None:
     console.print(table)
     console.print()
     facts = Facts()
-    for finding in result.findings:
-        if finding.verdict not in (GateVerdict.PASS, GateVerdict.ACCEPTED):
-            facts.add(finding.verdict.value.capitalize(), sentence(finding))
+    for verdict in (GateVerdict.REGRESSION, *UNANSWERED):
+        found = [finding for finding in result.findings if finding.verdict is verdict]
+        facts.add_all(verdict.value.capitalize(), distinct(found))
     for finding in result.findings:
         if finding.accepted is not None:
             facts.add("Accepted", acceptance(finding))
@@ -75,13 +76,26 @@ def summary(result: GateResult) -> str:
         accepted = sum(f.verdict is GateVerdict.ACCEPTED for f in result.findings)
         told = f", {accepted} of them accepted for a while" if accepted else ""
         return f"{arms}: no rule was broken, {total}{told}."
-    named = "; ".join(sentence(finding) for finding in bad[:SHOWN])
-    more = f"; and {len(bad) - SHOWN} more" if len(bad) > SHOWN else ""
+    told = distinct(bad)
+    named = "; ".join(told[:SHOWN])
+    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
     unanswered = sum(f.verdict in UNANSWERED for f in result.findings) - (
         len(bad) if result.verdict in UNANSWERED else 0
     )
-    told = f" ({unanswered} without an answer)" if unanswered > 0 else ""
-    return f"{arms}: {len(bad)} of {total}{told}: {named or 'nothing could be judged'}{more}."
+    silent = f" ({unanswered} without an answer)" if unanswered > 0 else ""
+    return f"{arms}: {len(bad)} of {total}{silent}: {named or 'nothing could be judged'}{more}."
+
+
+def distinct(findings: Sequence[Finding]) -> list[str]:
+    """A sentence for each finding; one for several that have no numbers and the same reason."""
+    by_reason: dict[str, str] = {}
+    for finding in findings:
+        text = sentence(finding)
+        key = text if finding.change is not None else finding.why
+        first = by_reason.setdefault(key, text)
+        if first != text:
+            by_reason[key] = finding.why
+    return list(by_reason.values())
 
 
 def sentence(finding: Finding) -> str:

@@ -234,3 +234,20 @@ def test_a_summary_stays_within_the_limit_of_github(gate, tmp_path, monkeypatch)
 def test_worst_of_the_fixture(gate):
     assert worst(gate(slow=["beta"], crashed=True).findings) is GateVerdict.REGRESSION
     assert gate(crashed=True).exit_code == 3
+
+
+def test_one_reason_is_told_once(gate):
+    from pcpbench.report.gate_view import summary
+
+    nothing = Side((), ())
+    case = Case(
+        baseline=nothing,
+        run=nothing,
+        same_machine=True,
+        today=date(2026, 6, 1),
+        incomparable="the settings are others",
+    )
+    found = judge_gate(case, effective_rules([]))
+    text = summary(gate(findings=found))
+    assert text.count("the settings are others") == 1
+    assert "6 of 6 findings" in text

@@ -13,16 +13,6 @@ from pcpbench.session.sampling import hash_of, plans_of
 
 ARMS = ["compare", "eager", "full", "--scenario", "short.yaml"]
 COMPARE = [*ARMS, "--capture-sizes", "1,2", "--repetitions", "0"]
-    "compare",
-    "eager",
-    "full",
-    "--scenario",
-    "short.yaml",
-    "--capture-sizes",
-    "1,2",
-    "--repetitions",
-    "0",
-]
 
 
 @pytest.fixture
