@@ -44,8 +44,8 @@ def print_gate(result: GateResult, console: Console) -> None:
     for finding in result.findings:
         cells = cells_of(finding)
         more = [confidence(finding), processes(finding)] if wide else []
-        verdict = Text(finding.verdict.value, style=STYLES[finding.verdict])
-        table.add_row(finding.rule.text, finding.scenario or "all", verdict, *cells, *more)
+        badge = Text(finding.verdict.value, style=STYLES[finding.verdict])
+        table.add_row(finding.rule.text, finding.scenario or "all", badge, *cells, *more)
     console.print(table)
     console.print()
     facts = Facts()
@@ -76,9 +76,9 @@ def summary(result: GateResult) -> str:
         accepted = sum(f.verdict is GateVerdict.ACCEPTED for f in result.findings)
         told = f", {accepted} of them accepted for a while" if accepted else ""
         return f"{arms}: no rule was broken, {total}{told}."
-    told = distinct(bad)
-    named = "; ".join(told[:SHOWN])
-    more = f"; and {len(told) - SHOWN} more" if len(told) > SHOWN else ""
+    sentences = distinct(bad)
+    named = "; ".join(sentences[:SHOWN])
+    more = f"; and {len(sentences) - SHOWN} more" if len(sentences) > SHOWN else ""
     unanswered = sum(f.verdict in UNANSWERED for f in result.findings) - (
         len(bad) if result.verdict in UNANSWERED else 0
     )
