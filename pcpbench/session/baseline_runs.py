@@ -56,11 +56,11 @@ def after_compare(request: CompareRequest, result: CompareResult, plans: list[Sc
         judged(scenario, plan, result.candidate)
         for scenario, plan in zip(result.scenarios, plans, strict=True)
     )
+    run = measured_here(job_of(request), verdicts)
     if request.save_baseline is not None:
-        run = measured_here(job_of(request), verdicts)
-        run = _measure(run, Path(result.run_dir))
-        write_baseline(request.save_baseline, run)
-        told = f"baseline of {len(run.processes)} processes: {request.save_baseline}"
+        measured = _measure(run, Path(result.run_dir))
+        write_baseline(request.save_baseline, measured)
+        told = f"baseline of {len(measured.processes)} processes: {request.save_baseline}"
         print(f"pcpbench: {told}", file=sys.stderr)
     if request.baseline is None:
         return result.outcome.exit_code
@@ -69,7 +69,7 @@ def after_compare(request: CompareRequest, result: CompareResult, plans: list[Sc
         out=Path(result.run_dir) / GATE_DIRECTORY,
         quiet=request.json,
     )
-    return run_gate(gate, verdicts)
+    return run_gate(gate, run)
 
 
 def job_of(request: CompareRequest) -> SampleJob:

@@ -17,7 +17,6 @@ from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
 from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import Finding, GateResult
-from pcpbench.gate_samples import JudgedScenario
 from pcpbench.gate_settings import GateSettings, resolve_settings
 from pcpbench.records import Notice
 from pcpbench.report.console import make_console
@@ -38,11 +37,11 @@ from pcpbench.session.here import (
 from pcpbench.session.processes import judge_once
 
 
-def run_gate(request: GateRequest, judged: tuple[JudgedScenario, ...] | None = None) -> int:
+def run_gate(request: GateRequest, compared: Measured | None = None) -> int:
     """Gate a run, print the report and return the exit code.
 
-    judged: what the judge has said of the scenarios already, in the `compare` that this gate
-    belongs to; None has them judged in a process of their own.
+    compared: the `compare` that this gate belongs to, with its job and what the judge said of each
+    scenario, and no process timed yet. None does the baseline's job and has it judged.
     """
     start = time.monotonic()
     request.check()
@@ -50,7 +49,7 @@ def run_gate(request: GateRequest, judged: tuple[JudgedScenario, ...] | None = N
     baseline = read_measured(request.baseline or Path(), "baseline")
     run = None if request.run is None else read_measured(request.run, "run")
     gate = Gate(request, settings, baseline, start)
-    result = gate.measure(judged) if run is None else gate.extend(run)
+    result = gate.measure(compared) if run is None else gate.extend(run)
     talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
     if request.json:
         print_gate_json(result)
@@ -69,16 +68,16 @@ class Gate:
         self._start, self._deadline = start, start + settings.max_time_s
         self._notices: list[Notice] = []
 
-    def measure(self, judged: tuple[JudgedScenario, ...] | None) -> GateResult:
-        """Measure a run of the baseline's job with the code that is installed, and judge it."""
-        job = job_of(self.baseline)
-        run = measured_here(job, judged or ())
+    def measure(self, compared: Measured | None) -> GateResult:
+        """Measure a run with the code that is installed, of the baseline's job where no comparison
+        brings its own, and judge it."""
+        run = measured_here(job_of(self.baseline)) if compared is None else compared
         with self._files(run) as files, make_progress() as progress:
             failures: list[Finding] = []
-            if not incomparable(self.baseline, run) and judged is None:
+            if not incomparable(self.baseline, run) and compared is None:
                 progress.say("judging the scenarios in a process of their own")
                 try:
-                    run = msgspec.structs.replace(run, judged=judge_once(job))
+                    run = msgspec.structs.replace(run, judged=judge_once(run.job))
                 except (MeasuredFailure, CannotMeasure) as error:
                     failures.append(failure(error))
             files.add_lines(SAMPLES_NAME, baseline_bytes(run))

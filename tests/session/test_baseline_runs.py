@@ -68,6 +68,16 @@ def test_a_comparison_is_held_against_a_baseline(world, tmp_path, capsys):
     assert found["num_run"] == 6
 
 
+def test_a_comparison_under_other_settings_is_not_held_against_it(world, tmp_path):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    world.num = 0
+    other = ("--dtype", "bfloat16", "--baseline", "main.json", "--out", "other")
+    assert world.compare(*other) == 3
+    assert world.num == 0
+    found = json.loads((tmp_path / "other" / "gate" / "gate.json").read_text(encoding="utf-8"))
+    assert "dtype was 'float32' and is 'bfloat16'" in found["reasons"][0]
+
+
 def test_a_comparison_that_failed_is_neither_stored_nor_timed(world, tmp_path, sample_the_worst):
     assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
     before, world.num = (tmp_path / "main.json").read_bytes(), 0
