@@ -67,7 +67,7 @@ def plans_of(scenarios: Sequence[str], options: EngineOptions) -> list[ScenarioP
     return [
         make_plan(
             scenario,
-            vocab_size=model_shape(options.model).vocab_size,
+            vocab_size=model_shape(options.preset).vocab_size,
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,
