@@ -18,7 +18,8 @@ from pcpbench.faults.registry import all_faults
 from pcpbench.records import Environment
 from pcpbench.report.console import make_console
 from pcpbench.report.divergence_view import ReproResult, print_repro, print_repro_json
-from pcpbench.session.bundle import Bundle, Case, read_bundle
+from pcpbench.session.bundle import Bundle, read_bundle
+from pcpbench.session.case import Case
 from pcpbench.session.divergence import locate, pair_ladder
 from pcpbench.session.stand import StandBuilder
 from pcpbench.targets.builtin import BuiltinTarget
@@ -63,6 +64,7 @@ def run_repro(request: ReproRequest) -> int:
         found=found,
         cause=cause,
         changes=_changes(bundle, environment),
+        fault=case.fault,
     )
     if request.json:
         print_repro_json(result)
@@ -72,21 +74,15 @@ def run_repro(request: ReproRequest) -> int:
 
 def check_case(case: Case, target: BuiltinTarget, device: str) -> None:
     """Raise UsageError for a case that the engine refuses, CannotMeasure for a fault not here."""
-    case.options.check()
     if case.fault and case.fault not in all_faults():
         raise CannotMeasure(
             f"the bundle was made with the fault {case.fault!r} injected, which is not installed "
             "here: install the package that brings it."
         )
-    ladder = pair_ladder(case)
-    labels = {spec.label for spec in ladder.arms}
-    for name in (case.accusation.arm, case.accusation.twin or case.accusation.arm):
-        if name not in labels:
-            raise UsageError(
-                f"the bundle is damaged: {name!r} is no arm of {case.base!r} against "
-                f"{case.candidate!r}."
-            )
-    StandBuilder(target, ladder, case.options, device).check(case.plan)
+    try:
+        StandBuilder(target, pair_ladder(case), case.options, device).check(case.plan)
+    except UsageError as error:
+        raise UsageError(f"the bundle is damaged: {error}") from error
 
 
 def _changes(bundle: Bundle, now: Environment) -> tuple[str, ...]:

@@ -97,7 +97,7 @@ def test_the_report_shows_it_once_before_what_follows(make, width):
         (replace(FOUND, tap=replace(TAP, layer=0)), 1, "at another place than recorded."),
         (replace(FOUND, reproduced="without taps", tap=None), 1, "at another place"),
         (replace(FOUND, reproduced="no", tap=None), 0, "it does not diverge any more."),
-        (None, 1, "it breaks again, at capture: no."),
+        (None, 1, "it broke off: no."),
     ],
 )
 def test_a_repro_says_what_came_of_it(make, capsys, found, exit_code, said):
