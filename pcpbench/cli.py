@@ -44,6 +44,7 @@ from pcpbench.cli_options import (
 )
 from pcpbench.errors import PcpbenchError
 from pcpbench.gate_commands import add_gate
+from pcpbench.report.printable import printable
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
@@ -396,7 +397,7 @@ def run(arguments: list[str]) -> int:
         code = int(stop.code or 0)
         return _interrupted(code) if code > 128 else 3 if code == 1 else code
     except Exception:
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
 
 
@@ -410,5 +411,5 @@ def _text(error: typer.TyperException) -> str:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print(f"pcpbench: {message}", file=sys.stderr)
+    print(f"pcpbench: {printable(message)}", file=sys.stderr)
     return exit_code

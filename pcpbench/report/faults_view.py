@@ -18,6 +18,7 @@ from pcpbench.report import units
 from pcpbench.report.console import Facts, new_table, verdict_line
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
+from pcpbench.report.printable import printable
 from pcpbench.results import Outcome
 
 NOTHING_EXPECTED: Final = "nothing"
@@ -142,12 +143,12 @@ def print_markdown(result: FaultsResult) -> None:
             _fired(run),
             run.verdict.value,
         )
-        print(f"| {' | '.join(cells)} |")
+        print(printable(f"| {' | '.join(cells)} |"))
     told = [run for run in result.runs if run.verdict not in GOOD]
     print(f"\n{summary(result)}")
     for run in told:
         said = run.detail or "every contract held and every drift stayed in its budget."
-        print(f"\n- `{run.fault.name}` {run.verdict.value}: {said}")
+        print(printable(f"\n- `{run.fault.name}` {run.verdict.value}: {said}"))
     sys.stdout.flush()
 
 
