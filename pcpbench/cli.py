@@ -5,7 +5,6 @@ Imports neither torch nor numpy nor pandas at the top, so that `--help` answers 
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,20 +13,24 @@ from typing import Annotated
 import typer
 
 from pcpbench import __version__, cli_runs
-from pcpbench.arguments import refuse_empty
+from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
 from pcpbench.cli_options import (
     Backend,
+    Base,
     Baseline,
+    Candidate,
     CaptureSizes,
     Check,
     Dcp,
     DcpBackend,
     Device,
     Dtype,
+    FaultDcp,
     FaultInterleave,
     FaultModel,
     FaultPcp,
     FaultSpecTokens,
+    FaultTp,
     Inject,
     Interleave,
     Json,
@@ -46,9 +49,9 @@ from pcpbench.errors import PcpbenchError
 from pcpbench.gate_commands import add_gate
 from pcpbench.report.printable import printable
 from pcpbench.report.streams import guard_streams
+from pcpbench.stops import guard_stops
 
 INTERRUPTED = 130
-STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     name="pcpbench",
@@ -144,8 +147,8 @@ def capture(
 
 @app.command(epilog="Example: pcpbench compare eager full --scenario preemption --spec-tokens 3")
 def compare(
-    base: Annotated[str, typer.Argument(help="Arm to compare with.")],
-    candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
+    base: Base,
+    candidate: Candidate,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -188,8 +191,8 @@ def compare(
 ) -> None:
     """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.
 
-    Arms: reference, eager, eager_padded, piecewise, full, full_and_piecewise. The first scenario
-    that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
+    The first scenario that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
+    A scenario in which the fault of --inject was not found is not compared: it never passes.
     """
     from pcpbench.request import CompareRequest, EngineOptions
 
@@ -310,8 +313,8 @@ def faults_run(
         ),
     ] = None,
     pcp: FaultPcp = None,
-    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.")] = None,
-    dcp: Annotated[int | None, typer.Option("--dcp", help="Decode context parallel size.")] = None,
+    tp: FaultTp = None,
+    dcp: FaultDcp = None,
     interleave: FaultInterleave = None,
     spec_tokens: FaultSpecTokens = None,
     model: FaultModel = None,
@@ -361,20 +364,15 @@ def faults_clean(
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     guard_streams()
-    for signum in STOPS:
-        signal.signal(signum, _stop)
+    guard_stops()
     sys.exit(run(sys.argv[1:]))
-
-
-def _stop(signum: int, frame: object) -> None:
-    """End as Ctrl-C does: whatever is being written is finished, and the run says how it ended."""
-    raise SystemExit(128 + signum)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
         refuse_empty(arguments)
+        refuse_repeated(arguments, typer.main.get_command(app))
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
@@ -386,9 +384,9 @@ def run(arguments: list[str]) -> int:
         return stop.exit_code
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
-            print(_text(error), file=sys.stderr)
+            print(text_of(error), file=sys.stderr)
             return _complain("name a command.", 2)
-        return _complain(_text(error), 2)
+        return _complain(text_of(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except OSError as error:  # no verdict; what befalls stdout and stderr is in streams.py
@@ -403,11 +401,6 @@ def run(arguments: list[str]) -> int:
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
     return _complain("interrupted: scenarios that had finished are on disk.", exit_code)
-
-
-def _text(error: typer.TyperException) -> str:
-    message: str = error.format_message()
-    return message
 
 
 def _complain(message: str, exit_code: int) -> int:

@@ -23,6 +23,7 @@ from pcpbench.results import Outcome
 
 SHOWN_VALUES = 4
 SHOWN_REQUESTS = 6
+ADDRESS = " at 0x"
 
 
 class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,11 +155,14 @@ def difference_text(difference: TensorDifference) -> str:
     parts += [] if difference.rank is None else [f"rank {difference.rank}"]
     parts += [] if difference.layer is None else [f"layer {difference.layer}"]
     name = f"{difference.op} -> {difference.tensor}" if difference.op else difference.tensor
-    if difference.message and difference.message.startswith(difference.tensor):
-        return f"{', '.join(parts)}: {difference.message}"
+    message = difference.message
+    if ADDRESS in message:  # those that the first run was accused of are other ones
+        message += " (addresses are those of a second run, of the two arms alone)"
+    if message and message.startswith(difference.tensor):
+        return f"{', '.join(parts)}: {message}"
     text = f"{', '.join(parts)}, {name}"
-    if difference.message:
-        return f"{text}: {difference.message}"
+    if message:
+        return f"{text}: {message}"
     count = f"{difference.num_mismatched:,} of {difference.num_elements:,} values"
     if not difference.expected:
         return f"{text}: {count} are not finite{_place(difference)}"
