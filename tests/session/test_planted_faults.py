@@ -9,7 +9,10 @@ import torch
 
 from pcpbench import cli
 from pcpbench.engine import block_table
+from pcpbench.engine.engine import Engine
 from pcpbench.engine.input_batch import InputBuffers
+from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.worker import Worker
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.results import Outcome
 
@@ -247,3 +250,49 @@ def test_a_token_that_is_not_the_best_is_named(bench, sample_the_worst):
     result = trial.run()
     assert result.outcome is Outcome.FAIL
     assert {(v.contract, v.tensor) for v in result.violations} == {("C7", "sampled")}
+
+
+def admitted_before_others_leave(monkeypatch):
+    update, remove = Worker.update_states, RequestState.remove_request
+
+    def faulty(self, plan, tokens):
+        left = []
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestState, "remove_request", lambda _, req_id: left.append(req_id))
+            update(self, plan, tokens)
+        for req_id in left:
+            remove(self.request_state, req_id)
+
+    monkeypatch.setattr(Worker, "update_states", faulty)
+
+
+def second_preemption_resumes_from_the_first(monkeypatch):
+    class Kept(dict):
+        def __setitem__(self, req_id, tokens):
+            self.setdefault(req_id, tokens)
+
+        def pop(self, req_id):
+            return self[req_id]
+
+    make = Engine.__init__
+
+    def faulty(self, *arguments, **settings):
+        make(self, *arguments, **settings)
+        self._tokens = Kept()
+
+    monkeypatch.setattr(Engine, "__init__", faulty)
+
+
+@pytest.mark.parametrize(
+    ("plant", "contracts"),
+    [
+        (admitted_before_others_leave, {"C0"}),
+        (second_preemption_resumes_from_the_first, {"C3", "C18"}),
+    ],
+)
+def test_what_only_a_full_house_shows(bench, monkeypatch, plant, contracts):
+    """Mutations of the blind test that every other shipped scenario lets pass."""
+    plant(monkeypatch)
+    result = bench("full-house").run()
+    assert result.outcome is Outcome.FAIL
+    assert {violation.contract for violation in result.violations} == contracts
