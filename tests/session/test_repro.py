@@ -346,6 +346,23 @@ def test_a_search_that_breaks_changes_no_verdict(tmp_path, capsys, monkeypatch):
     assert not (out / "divergence").exists()
 
 
+def test_a_search_that_taps_break_goes_on_without_them(tmp_path, capsys, monkeypatch):
+    """Taps change how a graph's pool is laid out; a broken pool may then not even be captured."""
+    capture = Engine.capture
+
+    def faulty(self, *arguments):
+        if self.workers[0].taps is not None and self.graphs is not None:
+            raise RuntimeError("this pool overlaps")
+        return capture(self, *arguments)
+
+    monkeypatch.setattr(Engine, "capture", faulty)
+    out = tmp_path / "run"
+    assert cli.run([*COMPARE, "--inject", FAULT, "--out", str(out)]) == 1
+    assert "with taps it did not show again; it did in a run" in words(capsys.readouterr().out)
+    assert cli.run(["repro", str(out)]) == 1
+    assert "at the same place" in words(capsys.readouterr().out)
+
+
 def test_the_arms_are_fed_the_tokens_of_the_bundle(run_dir, capsys):
     """Same place, other numbers where another token is fed; the same numbers where not."""
     shown = []
