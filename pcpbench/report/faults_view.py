@@ -63,6 +63,8 @@ An installed package adds faults under the entry-point group `pcpbench.faults`: 
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context
 manager that is given the engines of all arms and puts back what it changed), the findings expected,
 and the world and scenario that trigger it.
+An entry that cannot be used (it is no `Fault`, names a contract or scenario that there is not, or a
+world that the engine refuses) is *unusable*, with its package and the reason; the others run.
 """
 
 

@@ -56,6 +56,9 @@ def test_a_difference_is_one_sentence():
     bad = replace(TAP, num_non_finite=3, max_abs=None)
     assert "full], 3 not finite; first" in difference_text(bad)
     assert "311 of 4,096 values are not finite; first" in difference_text(replace(bad, expected=()))
+    moved = "rank0.seq_lens was captured at 0x1000 and is gone"
+    said = difference_text(replace(TAP, op="", tensor="address", message=moved))
+    assert said.endswith(f"{moved} (addresses are those of a second run, of the two arms alone)")
     told = replace(TAP, op="", layer=None, tensor="seq_lens", message="seq_lens[3] is 17")
     assert difference_text(told) == "step 7, rank 1: seq_lens[3] is 17"
 
