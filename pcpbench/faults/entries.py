@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pcpbench.config import DCP_BACKENDS, PRESETS
 from pcpbench.errors import ScenarioError
 from pcpbench.faults.fault import PADDING_DRIFT, PARTITION_DRIFT, Fault, Setting
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
@@ -20,8 +21,13 @@ from pcpbench.scenarios.loader import load_scenario
 
 KNOWN_FINDINGS: Final = frozenset({*CONTRACT_IDS, PARTITION_DRIFT, PADDING_DRIFT})
 NAME: Final = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
-CANDIDATES: Final = tuple(arm for arm, mode in ARM_MODES.items() if mode is not CUDAGraphMode.NONE)
-CHECKS: Final = ("quick", "full")
+CHOICES: Final[dict[str, tuple[str, ...]]] = {
+    "candidate": tuple(arm for arm, mode in ARM_MODES.items() if mode is not CUDAGraphMode.NONE),
+    "checks": ("quick", "full"),
+    "model": PRESETS,
+    "dcp_backend": DCP_BACKENDS,
+}
+"""What a setting may say, where a word is asked for."""
 
 
 @dataclass(frozen=True)
@@ -87,19 +93,15 @@ def _setting(fault: Fault) -> Iterator[str]:
         value, low = getattr(setting, field), int(field != "spec_tokens")
         if not _is_whole(value) or value < low:
             yield f"setting.{field} is {value!r}: it must be a whole number from {low} up"
-    if setting.candidate not in CANDIDATES:
-        yield f"setting.candidate is {setting.candidate!r}: use one of {', '.join(CANDIDATES)}"
-    if setting.checks not in CHECKS:
-        yield f"setting.checks is {setting.checks!r}: use one of {', '.join(CHECKS)}"
+    for field, known in CHOICES.items():
+        if getattr(setting, field) not in known:
+            yield f"setting.{field} is {getattr(setting, field)!r}: use one of {', '.join(known)}"
     if not isinstance(setting.microbatch, bool):
         yield f"setting.microbatch is {setting.microbatch!r}: it must be True or False"
     if not isinstance(setting.capture_sizes, str | None):
         yield f"setting.capture_sizes is {setting.capture_sizes!r}: use text such as '1,2,4'"
-    if not isinstance(setting.scenario, str):
-        yield f"setting.scenario is {setting.scenario!r}: it must be text"
-        return
     try:
-        load_scenario(setting.scenario)
+        load_scenario(str(setting.scenario))
     except ScenarioError as error:
         yield f"its setting names {str(error).rstrip('.?')}"
 

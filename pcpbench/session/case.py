@@ -111,9 +111,9 @@ def _limits(case: Case) -> Iterator[str]:
     found = limits_problem(Limits(**values))
     if found is not None:
         yield f"its {found.field} {found.reason}"
-    right = model_shape(case.options.model).vocab_size
+    right = model_shape(case.options.preset).vocab_size
     if plan.vocab_size != right:
-        yield f"its vocab_size is {plan.vocab_size}, that of {case.options.model} is {right}"
+        yield f"its vocab_size is {plan.vocab_size}, that of {case.options.preset} is {right}"
 
 
 def _requests(case: Case) -> Iterator[str]:

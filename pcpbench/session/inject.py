@@ -121,23 +121,31 @@ def without_bill(
     """
     if fault is None or result.outcome is not Outcome.PASS:
         return result
-    times = f"acted {num_hits} time{'s' if num_hits > 1 else ''}"
-    if not num_hits:
-        why = f"never acted here, so this proves nothing; it does in {in_words(fault)}"
-    elif not fault.contracts:
+    why = why_no_pass(fault, num_hits, checks)
+    if not why:
         return result
-    elif fault.setting.checks == "full" and checks != "full":
-        why = f"{times} and shows only with --check full"
-    else:
-        why = f"{times} and nothing was found of it; it is found in {in_words(fault)}"
     return replace(
         result,
         outcome=Outcome.NOT_COMPARED,
-        reasons=(f"the planted fault {fault.name} {why}",),
+        reasons=(why,),
         tpot_ratio=None,
         itl_ratio=None,
         launch_ratio=None,
     )
+
+
+def why_no_pass(fault: Fault, num_hits: int, checks: str) -> str:
+    """Why a run with a fault in which nothing was found is no PASS; "" for what is no fault."""
+    times = f"acted {num_hits} time{'s' if num_hits > 1 else ''}"
+    if not num_hits:
+        why = f"never acted here, so this proves nothing; it does in {in_words(fault)}"
+    elif not fault.contracts:
+        return ""
+    elif fault.setting.checks == "full" and checks != "full":
+        why = f"{times} and shows only with --check full"
+    else:
+        why = f"{times} and nothing was found of it; it is found in {in_words(fault)}"
+    return f"the planted fault {fault.name} {why}"
 
 
 def in_words(fault: Fault) -> str:
