@@ -102,7 +102,3 @@ Baseline = Annotated[
 Out = Annotated[
     Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
 ]
-Inject = Annotated[
-    str | None,
-    typer.Option("--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."),
-]
