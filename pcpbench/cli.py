@@ -5,7 +5,6 @@ Imports neither torch nor numpy nor pandas at the top, so that `--help` answers 
 
 from __future__ import annotations
 
-import signal
 import sys
 import traceback
 from pathlib import Path
@@ -14,20 +13,19 @@ from typing import Annotated
 import typer
 
 from pcpbench import __version__, cli_runs
-from pcpbench.arguments import refuse_empty
+from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
+from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
     Backend,
+    Base,
     Baseline,
+    Candidate,
     CaptureSizes,
     Check,
     Dcp,
     DcpBackend,
     Device,
     Dtype,
-    FaultInterleave,
-    FaultModel,
-    FaultPcp,
-    FaultSpecTokens,
     Inject,
     Interleave,
     Json,
@@ -44,10 +42,11 @@ from pcpbench.cli_options import (
 )
 from pcpbench.errors import PcpbenchError
 from pcpbench.gate_commands import add_gate
+from pcpbench.report.printable import printable
 from pcpbench.report.streams import guard_streams
+from pcpbench.stops import guard_stops
 
 INTERRUPTED = 130
-STOPS = (signal.SIGTERM, signal.SIGHUP)
 
 app = typer.Typer(
     name="pcpbench",
@@ -60,7 +59,6 @@ app = typer.Typer(
 )
 scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check scenario files.")
 app.add_typer(scenarios_app, name="scenarios")
-faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
 app.add_typer(faults_app, name="faults")
 cli_runs.register(app)
 add_gate(app)
@@ -143,8 +141,8 @@ def capture(
 
 @app.command(epilog="Example: pcpbench compare eager full --scenario preemption --spec-tokens 3")
 def compare(
-    base: Annotated[str, typer.Argument(help="Arm to compare with.")],
-    candidate: Annotated[str, typer.Argument(help="Arm to judge.")],
+    base: Base,
+    candidate: Candidate,
     scenario: Annotated[
         list[str] | None,
         typer.Option(
@@ -187,8 +185,8 @@ def compare(
 ) -> None:
     """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.
 
-    Arms: reference, eager, eager_padded, piecewise, full, full_and_piecewise. The first scenario
-    that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
+    The first scenario that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
+    A scenario in which the fault of --inject was not found is not compared: it never passes.
     """
     from pcpbench.request import CompareRequest, EngineOptions
 
@@ -289,91 +287,18 @@ def scenarios_schema() -> None:
     show_schema()
 
 
-@faults_app.command("list", epilog="Example: pcpbench faults list")
-def faults_list() -> None:
-    """List the fault catalogue: name, class, contracts expected, what goes wrong."""
-    from pcpbench.session.faults import run_list
-
-    raise typer.Exit(run_list())
-
-
-@faults_app.command("run", epilog="Example: pcpbench faults run --fault stale-padded-seq-lens")
-def faults_run(
-    fault: Annotated[
-        list[str] | None, typer.Option("--fault", help="Name; repeatable. Default: all.")
-    ] = None,
-    scenario: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--scenario", help="Shipped name or YAML file; repeatable. Default: each fault's own."
-        ),
-    ] = None,
-    pcp: FaultPcp = None,
-    tp: Annotated[int | None, typer.Option("--tp", help="Tensor parallel size.")] = None,
-    dcp: Annotated[int | None, typer.Option("--dcp", help="Decode context parallel size.")] = None,
-    interleave: FaultInterleave = None,
-    spec_tokens: FaultSpecTokens = None,
-    model: FaultModel = None,
-    device: Device = "auto",
-    check: Check = "quick",
-    microbatch: Microbatch = False,
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown.")
-    ] = False,
-    json: Json = False,
-) -> None:
-    """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
-    from pcpbench.session.faults import FaultsRequest, run_faults
-
-    request = FaultsRequest(
-        faults=tuple(fault or ()),
-        scenarios=tuple(scenario or ()),
-        pcp=pcp,
-        tp=tp,
-        dcp=dcp,
-        interleave=interleave,
-        spec_tokens=spec_tokens,
-        model=model,
-        device=device,
-        checks=check,
-        microbatch=microbatch,
-        markdown=markdown,
-        json=json,
-    )
-    raise typer.Exit(run_faults(request))
-
-
-@faults_app.command("clean", epilog="Example: pcpbench faults clean --runs 200")
-def faults_clean(
-    runs: Annotated[int, typer.Option("--runs", help="How many comparisons.")] = 200,
-    seed: Annotated[int, typer.Option("--seed", help="Of the draw of settings.")] = 0,
-    device: Device = "auto",
-    check: Annotated[str, typer.Option("--check", help="quick or full, as in compare.")] = "quick",
-) -> None:
-    """Compare sound engines in settings drawn by chance; exit 1 when one is accused."""
-    from pcpbench.session.clean_runs import CleanRequest, run_clean
-
-    request = CleanRequest(num_runs=runs, seed=seed, device=device, checks=check)
-    raise typer.Exit(run_clean(request))
-
-
 def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     guard_streams()
-    for signum in STOPS:
-        signal.signal(signum, _stop)
+    guard_stops()
     sys.exit(run(sys.argv[1:]))
-
-
-def _stop(signum: int, frame: object) -> None:
-    """End as Ctrl-C does: whatever is being written is finished, and the run says how it ended."""
-    raise SystemExit(128 + signum)
 
 
 def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
         refuse_empty(arguments)
+        refuse_repeated(arguments, typer.main.get_command(app))
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
         if sys.stdout is not None:
             sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
@@ -385,9 +310,9 @@ def run(arguments: list[str]) -> int:
         return stop.exit_code
     except typer.TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
-            print(_text(error), file=sys.stderr)
+            print(text_of(error), file=sys.stderr)
             return _complain("name a command.", 2)
-        return _complain(_text(error), 2)
+        return _complain(text_of(error), 2)
     except (typer.Abort, KeyboardInterrupt):
         return _interrupted()
     except OSError as error:  # no verdict; what befalls stdout and stderr is in streams.py
@@ -396,7 +321,7 @@ def run(arguments: list[str]) -> int:
         code = int(stop.code or 0)
         return _interrupted(code) if code > 128 else 3 if code == 1 else code
     except Exception:
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), end="", file=sys.stderr)
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
 
 
@@ -404,11 +329,6 @@ def _interrupted(exit_code: int = INTERRUPTED) -> int:
     return _complain("interrupted: scenarios that had finished are on disk.", exit_code)
 
 
-def _text(error: typer.TyperException) -> str:
-    message: str = error.format_message()
-    return message
-
-
 def _complain(message: str, exit_code: int) -> int:
-    print(f"pcpbench: {message}", file=sys.stderr)
+    print(f"pcpbench: {printable(message)}", file=sys.stderr)
     return exit_code

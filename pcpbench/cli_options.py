@@ -7,6 +7,11 @@ from typing import Annotated
 
 import typer
 
+from pcpbench.modes import ARM_MODES
+
+ARMS = ", ".join(ARM_MODES)
+Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}.")]
+Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}.")]
 Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
@@ -37,10 +42,25 @@ SpecTokens = Annotated[
 ]
 FaultPcp = Annotated[
     int | None,
-    typer.Option("--pcp", help="World for all faults; default: each fault's smallest."),
+    typer.Option(
+        "--pcp",
+        help="World for all faults; default: each fault's smallest. Any one size sets the whole "
+        "world: sizes left out are 1.",
+    ),
+]
+FaultTp = Annotated[
+    int | None, typer.Option("--tp", help="Tensor parallel size; sets the whole world, see --pcp.")
+]
+FaultDcp = Annotated[
+    int | None,
+    typer.Option("--dcp", help="Decode context parallel size; sets the whole world, see --pcp."),
 ]
 FaultInterleave = Annotated[
-    int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
+    int | None,
+    typer.Option(
+        "--interleave",
+        help="Consecutive KV positions of a DCP rank; sets the whole world, see --pcp.",
+    ),
 ]
 FaultModel = Annotated[
     str | None, typer.Option("--model", help="Preset for all faults; default: each fault's.")

@@ -18,6 +18,7 @@ from pcpbench.cli_options import (
     DcpBackend,
     Device,
     Dtype,
+    Inject,
     Interleave,
     Json,
     Launcher,
@@ -30,11 +31,6 @@ from pcpbench.cli_options import (
     SpecTokens,
     Tp,
 )
-
-Inject = Annotated[
-    str | None,
-    typer.Option("--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."),
-]
 
 
 def register(app: typer.Typer) -> None:

@@ -87,15 +87,21 @@ class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     contract: str
     message: str
 
+    @property
+    def about(self) -> tuple[str, str | None, int, str]:
+        """What two accusations of one thing have in common: arm, twin, step, contract."""
+        return self.arm, self.twin, self.step, self.contract
+
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The first difference of one failed scenario.
 
-    accusation: what made the scenario fail. reproduced: `with taps`, `without taps` or `no`: how a
-    run of the two arms alone showed it again. metadata: a tensor that broke a contract; tap: the
-    first tap point past what the pair may differ; judged: the output that the judge measured.
-    kv: where KV first went wrong. plan, ran_as, twin_ran_as: of the step. fault: injected, or "".
-    bundle: its directory, "" where none was written.
+    accusation: what the judge said of a run of the two arms alone; of the first run where that one
+    was not accused again. reproduced: `with taps`, `without taps` or `no`: how the two arms showed
+    it again. metadata: a tensor that broke a contract; tap: the first tap point past what the pair
+    may differ; judged: the output that the judge measured. kv: where KV first went wrong.
+    plan, ran_as, twin_ran_as: of the step. fault: injected, or "". bundle: its directory, "" where
+    none was written. broke_off: what the engine raised in that run (C0), with arm and step, or "".
     """
 
     scenario: str
@@ -110,6 +116,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     twin_ran_as: str = ""
     fault: str = ""
     bundle: str = ""
+    broke_off: str = ""
 
     @property
     def first(self) -> TensorDifference | None:
@@ -118,6 +125,8 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return min(found, key=lambda difference: difference.step, default=None)
 
     def is_at(self, other: Divergence) -> bool:
-        """Whether both name the same step, rank, layer, op and tensor."""
+        """Whether both name the same step, rank, layer, op and tensor, and accuse alike."""
         left, right = self.first, other.first
-        return left is not None and right is not None and left.where == right.where
+        if left is None or right is None or bool(self.broke_off) is not bool(other.broke_off):
+            return False
+        return left.where == right.where and self.accusation.about == other.accusation.about

@@ -16,7 +16,8 @@ class Verdict(Enum):
     CAUGHT: an expected finding was there. MISNAMED: the run failed, by other findings only.
     ESCAPED: the run passed. QUIET, ACCUSED: of an entry that must not be reported, and was not, or
     was. CRASHED: the engine raised what is no finding. NOT_TRIGGERED: the injection never acted.
-    NOT_RUN: the world or scenario asked for lacks what the fault needs.
+    NOT_RUN: the world or scenario asked for lacks what the fault needs. UNUSABLE: an installed
+    package brings an entry that cannot be run.
     """
 
     CAUGHT = "caught"
@@ -27,17 +28,19 @@ class Verdict(Enum):
     CRASHED = "crashed"
     NOT_TRIGGERED = "not triggered"
     NOT_RUN = "not run"
+    UNUSABLE = "unusable"
 
 
 GOOD = frozenset({Verdict.CAUGHT, Verdict.QUIET})
-NO_VERDICT = frozenset({Verdict.NOT_TRIGGERED, Verdict.NOT_RUN})
+NO_VERDICT = frozenset({Verdict.NOT_TRIGGERED, Verdict.NOT_RUN, Verdict.UNUSABLE})
 
 
 class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One entry of the catalogue in words.
 
     class_id: such as `K01`. contracts: findings of which at least one must be there, sorted; empty
-    for an entry that must not be reported. world, scenario: where it is run by default.
+    for an entry that must not be reported. world, scenario: where it is run by default; "" for one
+    that cannot be used. is_usable: False where `description` says why it cannot.
     """
 
     name: str
@@ -47,6 +50,7 @@ class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
     contracts: tuple[str, ...]
     world: str
     scenario: str
+    is_usable: bool = True
 
 
 class FaultRun(msgspec.Struct, frozen=True, kw_only=True):

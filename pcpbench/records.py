@@ -7,7 +7,7 @@ are seconds; only reports choose units. Arrays are numpy copies that nothing wri
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -244,6 +244,10 @@ class StepTiming:
         if async_device:
             return self.submit_s
         return None if self.kernel_s is None else self.wall_s - self.kernel_s
+
+
+CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(21))
+"""Every contract of docs/contracts.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,6 +35,7 @@ FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
 LAUNCHERS = ("inproc",)
 MAX_RANKS = 64
+MAX_CAPTURE_SIZE = 2**20
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -65,7 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"most {MAX_RANKS}."
             )
         if self.launcher not in LAUNCHERS:
-            raise UsageError(f"--launcher is {self.launcher!r}: use {', '.join(LAUNCHERS)}.")
+            raise UsageError(f"--launcher is {self.launcher!r}: use {' or '.join(LAUNCHERS)}.")
         _one_of("--model", self.model, (AUTO, *PRESETS))
         if self.pcp > 1 and self.dcp > 1 and not MODEL_SHAPES[self.preset].is_sparse:
             sparse = [name for name, shape in MODEL_SHAPES.items() if shape.is_sparse]
@@ -81,7 +82,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"{self.dcp}: both together are built for gather and reduce-scatter only: use "
                 "ag_rs, or --pcp 1."
             )
+        MODEL_SHAPES[self.preset].check_tp(self.tp)
         _one_of("--dtype", self.dtype, DTYPES)
+        if self.interleave < 1:
+            raise UsageError(
+                f"--interleave is {self.interleave}: it must be a whole number from 1 up."
+            )
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= 4096:
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
         if not 0 <= self.seed < 2**63:
@@ -120,10 +126,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         sizes = []
         for part in self.capture_sizes.split(","):
             text = part.strip()
-            if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= 2**20:
+            if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_CAPTURE_SIZE:
                 raise UsageError(
                     f"--capture-sizes is {self.capture_sizes!r}, of which {text!r} is no size: "
-                    "use whole numbers from 1 up with commas between them, such as 1,2,4,8."
+                    f"use whole numbers from 1 to {MAX_CAPTURE_SIZE} with commas between them, "
+                    "such as 1,2,4,8."
                 )
             sizes.append(int(text))
         return tuple(sizes)

@@ -17,6 +17,7 @@ from pcpbench.catalogue import (
     validate_scenarios,
 )
 from pcpbench.report.console import make_console, new_table
+from pcpbench.report.printable import printable
 from pcpbench.report.units import count
 
 
@@ -45,7 +46,7 @@ def validate(names_or_files: list[str]) -> None:
     """Check scenarios; the first bad one raises its error."""
     for info in validate_scenarios(names_or_files):
         requests, steps = count(info.num_requests, "request"), count(info.num_steps, "step")
-        print(f"{info.path}: valid, {requests}, {steps}")
+        print(f"{printable(str(info.path))}: valid, {requests}, {steps}")
 
 
 def show_schema() -> None:

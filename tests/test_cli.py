@@ -63,7 +63,7 @@ BAD_INPUT = [
     ("compare eager full --scenario misspelt.yaml", 2, ["max_num_seq", "max_num_seqs", "line"]),
     ("compare eager full --scenario empty.yaml", 2, ["empty.yaml", "empty"]),
     ("compare eager full --scenario broken.yaml", 2, ["broken.yaml", "line"]),
-    ("compare eager full --capture-sizes 0", 2, ["--capture-sizes is '0'", "from 1 up"]),
+    ("compare eager full --capture-sizes 0", 2, ["--capture-sizes is '0'", "from 1 to 1048576"]),
     ("compare eager full --capture-sizes", 2, ["--capture-sizes", "argument"]),
     ("compare eager full --capture-sizes 1,,2", 2, ["--capture-sizes is '1,,2'"]),
     ("compare eager full --capture-sizes 1.5", 2, ["--capture-sizes is '1.5'"]),
@@ -74,6 +74,11 @@ BAD_INPUT = [
     ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide", "use one of 1, 2, 4."]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 3", 2, ["--interleave is 3", "1, 2"]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 0", 2, ["--interleave is 0"]),
+    ("faults run --fault stale-padded-seq-lens --interleave 0", 2, ["--interleave is 0"]),
+    ("faults run --fault stale-padded-slotz", 2, ["did you mean stale-padded-slots"]),
+    ("compare eager full --inject stale-padded-slotz", 2, ["did you mean stale-padded-slots"]),
+    ("faults run --check most", 2, ["--check is 'most'", "use one of quick, full"]),
+    ("faults clean --check most", 2, ["--check is 'most'", "use one of quick, full"]),
     ("faults run --pcp 2 --interleave 2", 2, ["--interleave is 2 without --dcp"]),
     ("compare eager full --model big", 2, ["--model is 'big'", "tiny"]),
     ("compare eager full --dtype int8", 2, ["--dtype is 'int8'", "float32"]),
@@ -217,6 +222,37 @@ def test_help_has_an_example(capsys, command):
     if len(command) > 1 and command[:2] != ["scenarios", "--help"]:
         assert "Example" in printed
         assert "pcpbench" in printed
+
+
+@pytest.mark.parametrize(("command", "option"), list(_options()), ids=str)
+def test_an_option_of_one_value_is_taken_once(capsys, command, option):
+    """A second value would win, and the first be dropped without a word."""
+    root = typer.main.get_command(cli.app)
+    for name in command:
+        root = root.commands[name]
+    (parameter,) = [each for each in root.params if option in each.opts]
+    if not option.startswith("--") or parameter.multiple:
+        return
+    assert cli.run([*command, option, "1", f"{option}=2"]) == 2
+    printed = capsys.readouterr()
+    assert printed.err == f"pcpbench: {option} is given twice, as '1' and as '2': give it once.\n"
+    assert printed.out == ""
+
+
+def test_a_value_is_not_taken_for_an_option_that_repeats(place):
+    from pcpbench.arguments import refuse_repeated
+
+    root = typer.main.get_command(cli.app)
+    refuse_repeated(["faults", "run", "--fault", "a", "--fault", "b", "--json", "--json"], root)
+    refuse_repeated(["compare", "--out", "--pcp", "--pcp", "2"], root)
+    refuse_repeated(["compare", "--pcp", "2", "--", "--pcp", "4"], root)
+
+
+def test_an_argument_that_is_missing_says_what_there_is(capsys):
+    assert cli.run(["compare", "eager"]) == 2
+    said = capsys.readouterr().err
+    assert "CANDIDATE" in said.upper()
+    assert "reference, eager, eager_padded, piecewise, full, full_and_piecewise" in said
 
 
 def test_version_is_the_installed_one(capsys):

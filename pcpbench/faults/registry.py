@@ -1,12 +1,15 @@
 """The catalogue: shipped faults and those that installed packages bring.
 
 Owns which faults there are. A package adds its own under the entry-point group `pcpbench.faults`;
-an entry point names a `Fault` or an iterable of them.
+an entry point names a `Fault` or an iterable of them. What cannot be used of them is told by name
+and keeps nobody else from being run.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from importlib import metadata
 from typing import Any, Final
 
@@ -31,9 +34,11 @@ from pcpbench.faults import (
     sparse,
     tables,
 )
+from pcpbench.faults.entries import Unusable, reason_against
 from pcpbench.faults.fault import Fault
 
 GROUP: Final = "pcpbench.faults"
+SHIPPED_SOURCE: Final = "pcpbench"
 
 SHIPPED: Final[tuple[Fault, ...]] = tuple(
     sorted(
@@ -62,55 +67,110 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
 )
 """The faults that come with pcpbench, by class."""
 
+SHIPPED_NAMES: Final = frozenset(fault.name for fault in SHIPPED)
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Every entry. faults: those that can be run, by name, shipped ones first.
+
+    sources: who brings each, in words. unusable: what installed packages bring and cannot be run.
+    """
+
+    faults: dict[str, Fault]
+    sources: dict[str, str]
+    unusable: tuple[Unusable, ...] = ()
+
+    def lacks(self, flag: str, name: str) -> UsageError:
+        """The refusal of a name that no usable entry has: with the reason, or with near names."""
+        for entry in self.unusable:
+            if entry.name == name:
+                return UsageError(f"{flag} is {name!r}, which cannot be used ({entry.told}).")
+        names = [*self.faults, *(entry.name for entry in self.unusable)]
+        near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        broken = f" and {len(self.unusable)} that cannot be used" if self.unusable else ""
+        return UsageError(
+            f"{flag} is {name!r}, which the catalogue lacks: {hint}"
+            f"`pcpbench faults list` shows all {len(self.faults)} names{broken}."
+        )
+
+
+def catalogue() -> Catalogue:
+    """The shipped faults and those of installed packages; nothing that these do is an error here.
+
+    An entry point that cannot be loaded, and an entry that is no fault, cannot be run or takes a
+    name that is taken, is among the unusable ones. The others are as good as ever.
+    """
+    found = {fault.name: fault for fault in SHIPPED}
+    sources = dict.fromkeys(found, SHIPPED_SOURCE)
+    unusable = []
+    for point in metadata.entry_points(group=GROUP):
+        source = _source(point)
+        for entry in _load(point, source):
+            if isinstance(entry, Unusable):
+                unusable.append(entry)
+            elif entry.name in found:
+                reason = f"there is a fault of this name already, of {sources[entry.name]}"
+                unusable.append(Unusable(entry.name, source, reason))
+            else:
+                found[entry.name], sources[entry.name] = entry, source
+    return Catalogue(found, sources, tuple(unusable))
+
 
 def all_faults() -> dict[str, Fault]:
-    """Every fault by name, shipped ones first.
-
-    Raises UsageError for an entry point that cannot be loaded, is no fault, or takes a name that is
-    taken.
-    """
-    found: dict[str, Fault] = {}
-    for fault in SHIPPED:
-        _add(found, fault, "pcpbench")
-    for point in metadata.entry_points(group=GROUP):
-        for fault in _load(point):
-            _add(found, fault, f"entry point {point.name!r}")
-    return found
+    """Every fault that can be run, by name, shipped ones first."""
+    return catalogue().faults
 
 
 def choose_faults(names: Sequence[str]) -> list[Fault]:
-    """Faults by name, each once, all of them when none is named; UsageError if unknown."""
-    known = all_faults()
+    """Faults by name, each once, all of them when none is named; UsageError if unknown.
+
+    What cannot be used is left out: `choose_unusable` has it.
+    """
+    known = catalogue()
+    left_out = {entry.name for entry in known.unusable}
     for name in names:
-        if name not in known:
-            raise UsageError(
-                f"--fault is {name!r}, which the catalogue lacks: `pcpbench faults list` shows all "
-                f"{len(known)} names."
-            )
-    return [known[name] for name in dict.fromkeys(names)] if names else list(known.values())
+        if name not in known.faults and name not in left_out:
+            raise known.lacks("--fault", name)
+    if not names:
+        return list(known.faults.values())
+    return [known.faults[name] for name in dict.fromkeys(names) if name in known.faults]
 
 
-def _add(found: dict[str, Fault], fault: Fault, source: str) -> None:
-    if fault.name in found:
-        raise UsageError(f"{source} brings a fault named {fault.name!r}, and there is one already.")
-    found[fault.name] = fault
+def choose_unusable(names: Sequence[str]) -> list[Unusable]:
+    """Entries that cannot be used, by name; all of them when none is named."""
+    return [entry for entry in catalogue().unusable if not names or entry.name in names]
 
 
-def _load(point: metadata.EntryPoint) -> list[Fault]:
+def source_of(name: str) -> str:
+    """Who brings a fault, in words; "" for one that the catalogue lacks."""
+    return catalogue().sources.get(name, "")
+
+
+def _source(point: metadata.EntryPoint) -> str:
+    package = getattr(getattr(point, "dist", None), "name", "")
+    return f"{f'package {package}, ' if package else ''}entry point {point.name!r}"
+
+
+def _load(point: metadata.EntryPoint, source: str) -> list[Fault | Unusable]:
+    """What an entry point brings. Loading runs foreign code, which may raise anything."""
     try:
         loaded: Any = point.load()
+        is_many = isinstance(loaded, Iterable) and not isinstance(loaded, str)
+        entries = list(loaded) if is_many else [loaded]
     except Exception as error:
-        raise UsageError(
-            f"entry point {point.name!r} of group {GROUP} cannot be loaded from {point.value}: "
-            f"{error}"
-        ) from error
-    faults = [loaded] if isinstance(loaded, Fault) else loaded
-    if not isinstance(faults, Iterable) or isinstance(faults, str):
-        faults = [loaded]
-    listed = list(faults)
-    if not all(isinstance(fault, Fault) for fault in listed):
-        raise UsageError(
-            f"entry point {point.name!r} of group {GROUP} is {loaded!r}: name a Fault or an "
-            "iterable of Faults."
-        )
-    return listed
+        reason = f"{point.value} cannot be loaded ({type(error).__name__}: {error})"
+        return [Unusable(point.name, source, reason)]
+    return [_entry(each, point, source) for each in entries]
+
+
+def _entry(loaded: Any, point: metadata.EntryPoint, source: str) -> Fault | Unusable:
+    if not isinstance(loaded, Fault):
+        reason = f"it brings {loaded!r}: name a Fault or an iterable of Faults"
+        return Unusable(point.name, source, reason)
+    reason = reason_against(loaded)
+    if not reason:
+        return loaded
+    name = loaded.name if isinstance(loaded.name, str) and loaded.name else point.name
+    return Unusable(name, source, reason)

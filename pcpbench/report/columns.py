@@ -118,7 +118,11 @@ SUMMARY: Final = (
     Column("drift_cosine_gap", "", "largest 1 - cosine similarity, over all tensors and steps"),
     Column("drift_cosine_gap_limit", "", "its budget; empty where every bit must be equal"),
     Column("violated_contracts", "", "contracts that the arm or the plan broke, `;` between them"),
-    Column("reasons", "", "why the scenario did not pass, `; ` between reasons"),
+    Column(
+        "reasons",
+        "",
+        "why the scenario did not pass, `; ` between reasons; the same on the row of every arm",
+    ),
     Column("wall_s", "s", "time that the whole scenario took, all arms"),
 )  # fmt: skip
 

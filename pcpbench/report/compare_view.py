@@ -96,7 +96,9 @@ def verdict(result: CompareResult) -> str:
     if result.outcome is Outcome.PASS:
         captured = any(d.kind == "capture" for s in result.scenarios for d in s.drifts)
         what = "replays bitwise equal" if captured else "drift within budget"
-        return f"{arms}, {units.count(total, 'scenario')}: {what}, contracts held."
+        planted = result.settings.get("inject")  # only what is no fault leaves a PASS
+        told = f", as it must be with {planted} planted, which is no fault" if planted else ""
+        return f"{arms}, {units.count(total, 'scenario')}: {what}, contracts held{told}."
     hit = [s for s in result.scenarios if s.outcome is result.outcome]
     if not hit:
         return f"{arms}: {'; '.join(result.reasons) or 'no reason was given'}."

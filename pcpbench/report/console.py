@@ -2,20 +2,24 @@
 
 Owns styles and layout that every view shares. A style only ever repeats what a word says. Widths:
 below WIDE columns a view leaves out what the CSV files hold anyway, and wraps what it keeps.
+Whatever is printed passes `printable` on its way.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
-from typing import Final, TextIO
+from typing import Any, Final, TextIO
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
 from pcpbench.records import Notice
+from pcpbench.report.printable import printable
 from pcpbench.results import Outcome
 
 WIDE: Final = 120
@@ -26,17 +30,45 @@ STYLES: Final = {Outcome.PASS: "bold green", Outcome.FAIL: "bold red",
 WORDS: Final = {Outcome.PASS: "PASS", Outcome.FAIL: "FAIL", Outcome.NOT_COMPARED: "NOT COMPARED"}
 
 
+class SafeConsole(Console):
+    """A console that shows control characters as their escapes, wherever in a view they stand."""
+
+    def render_str(self, text: str, **settings: Any) -> Text:
+        """As rich's, which makes and measures every string."""
+        return super().render_str(printable(text), **settings)
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        """As rich's, which every Text of every table and grid comes through."""
+        if isinstance(renderable, Text) and printable(renderable.plain) != renderable.plain:
+            renderable = Text(printable(renderable.plain), renderable.style)
+        return super().render(renderable, options)
+
+
+def plain_is_asked() -> bool:
+    """Whether NO_COLOR is set: then no escape sequence is printed, on a terminal either."""
+    return bool(os.environ.get("NO_COLOR"))
+
+
 def make_console(stream: TextIO | None = None, width: int | None = None) -> Console:
     """A console on a stream (stdout by default) that prints text as it is.
 
-    Markup, highlighting and emoji codes are off: `FULL[reqs=4]` is a name. Colour is left out when
+    Markup, highlighting and emoji codes are off: `FULL[reqs=4]` is a name. Styles are left out when
     NO_COLOR is set or the stream is no terminal. A stream that cannot encode a character gets `?`.
     """
     out = sys.stdout if stream is None else stream
     reconfigure = getattr(out, "reconfigure", None)
     if reconfigure is not None and not (out.encoding or "").lower().startswith("utf"):
         reconfigure(errors="replace")
-    return Console(file=out, width=width, markup=False, highlight=False, emoji=False)
+    return SafeConsole(
+        file=out,
+        width=width,
+        markup=False,
+        highlight=False,
+        emoji=False,
+        color_system=None if plain_is_asked() else "auto",
+    )
 
 
 def is_wide(console: Console) -> bool:

@@ -23,13 +23,15 @@ from pcpbench.results import Outcome
 
 SHOWN_VALUES = 4
 SHOWN_REQUESTS = 6
+ADDRESS = " at 0x"
 
 
 class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
     """One `pcpbench repro`.
 
     recorded: the bundle's finding. found: this run's; None where the arms could not even be built,
-    and `cause` says why. changes: what is not as it was when the bundle was made.
+    and `cause` says why. changes: what is not as it was when the bundle was made. fault: what this
+    run injected, "" for nothing.
     """
 
     bundle: str
@@ -37,6 +39,7 @@ class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
     found: Divergence | None
     cause: str = ""
     changes: tuple[str, ...] = ()
+    fault: str = ""
 
     @property
     def diverges(self) -> bool:
@@ -56,8 +59,7 @@ def print_repro(result: ReproResult, console: Console) -> None:
     facts = Facts()
     shown = result.recorded if result.found is None or not result.diverges else result.found
     label = "First difference" if result.diverges else "Was recorded"
-    if result.recorded.fault:
-        facts.add("Injected", f"the fault {result.recorded.fault}, as when the bundle was made")
+    facts.add("Injected", _injected(result))
     add_divergence(facts, shown, label)
     facts.add_all("Changed since", result.changes)
     facts.print(console)
@@ -83,12 +85,24 @@ def repro_text(result: ReproResult) -> str:
     recorded, found = result.recorded, result.found
     pair = pair_text(recorded)
     if found is None:
-        return f"{recorded.scenario}: {pair}: it breaks again, at capture: {result.cause}"
+        return f"{recorded.scenario}: {pair}: it broke off: {result.cause}"
     if not result.diverges:
         return f"{recorded.scenario}: {pair}: it does not diverge any more."
+    if found.broke_off:
+        again = ", as recorded" if recorded.is_at(found) else ""
+        return f"{recorded.scenario}: {pair}: it broke off{again}: C0, {found.broke_off}"
     if recorded.is_at(found):
         return f"{recorded.scenario}: {pair}: it diverges again, at the same place."
     return f"{recorded.scenario}: {pair}: it diverges again, at another place than recorded."
+
+
+def _injected(result: ReproResult) -> str:
+    """What was injected now, and whether that is what was injected then."""
+    now, then = result.fault, result.recorded.fault
+    if now == then:
+        return f"the fault {now}, as when the bundle was made" if now else ""
+    was = f"the fault {then}" if then else "nothing"
+    return f"{f'the fault {now}' if now else 'nothing'}; when the bundle was made it was {was}"
 
 
 def add_divergence(facts: Facts, divergence: Divergence, label: str = "First difference") -> None:
@@ -103,6 +117,8 @@ def add_divergence(facts: Facts, divergence: Divergence, label: str = "First dif
             facts.add(name, difference_text(other))
             if other is divergence.tap:
                 add_values(facts, other)
+    if divergence.broke_off and divergence.judged is not first:
+        facts.add("Broke off", f"C0, {divergence.broke_off}", style="bold")
     if divergence.kv is not None:
         facts.add("First bad KV", kv_text(divergence.kv))
     _add_surroundings(facts, divergence)
@@ -139,11 +155,14 @@ def difference_text(difference: TensorDifference) -> str:
     parts += [] if difference.rank is None else [f"rank {difference.rank}"]
     parts += [] if difference.layer is None else [f"layer {difference.layer}"]
     name = f"{difference.op} -> {difference.tensor}" if difference.op else difference.tensor
-    if difference.message and difference.message.startswith(difference.tensor):
-        return f"{', '.join(parts)}: {difference.message}"
+    message = difference.message
+    if ADDRESS in message:  # those that the first run was accused of are other ones
+        message += " (addresses are those of a second run, of the two arms alone)"
+    if message and message.startswith(difference.tensor):
+        return f"{', '.join(parts)}: {message}"
     text = f"{', '.join(parts)}, {name}"
-    if difference.message:
-        return f"{text}: {difference.message}"
+    if message:
+        return f"{text}: {message}"
     count = f"{difference.num_mismatched:,} of {difference.num_elements:,} values"
     if not difference.expected:
         return f"{text}: {count} are not finite{_place(difference)}"

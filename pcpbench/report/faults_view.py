@@ -6,21 +6,32 @@ Owns the layout of both. Knows no engine and no injection.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.text import Text
 
 from pcpbench import __version__
-from pcpbench.fault_results import GOOD, NO_VERDICT, FaultInfo, FaultRun, FaultsResult
+from pcpbench.fault_results import GOOD, NO_VERDICT, FaultInfo, FaultRun, FaultsResult, Verdict
 from pcpbench.report import units
 from pcpbench.report.console import Facts, new_table, verdict_line
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
+from pcpbench.report.printable import printable
 from pcpbench.results import Outcome
 
 NOTHING_EXPECTED: Final = "nothing"
+NARROW: Final = 60
+"""Columns below which a table would break the names of faults."""
+
+NO_VERDICT_WORDS: Final[dict[Verdict, Callable[[int], str]]] = {
+    Verdict.NOT_TRIGGERED: lambda number: f"{number} never acted where it was run",
+    Verdict.NOT_RUN: lambda number: f"{number} cannot be in the world that was asked for",
+    Verdict.UNUSABLE: lambda number: f"{number} cannot be used",
+}
 
 _INTRODUCTION: Final = """\
 # The fault catalogue, and what caught it
@@ -44,20 +55,29 @@ the checks nor this catalogue; which they were, and which holes were closed, is 
 
 | outcome of 98 mutations | at first | after the holes were closed |
 |---|---:|---:|
-| caught: exit 1, a contract or a drift named | 70 | 91 |
+| caught: exit 1, a contract or a drift named | 70 | 93 |
 | no verdict: the engine raised, exit 3 | 7 | 0 |
-| passed: exit 0 | 21 | 7 |
+| passed: exit 0 | 21 | 5 |
 
 An installed package adds faults under the entry-point group `pcpbench.faults`: a `Fault` of
 `pcpbench.faults.fault`, or an iterable of them. A fault is a name, a class, an injection (a context
 manager that is given the engines of all arms and puts back what it changed), the findings expected,
 and the world and scenario that trigger it.
+An entry that cannot be used (it is no `Fault`, names a contract or scenario that there is not, or a
+world that the engine refuses) is *unusable*, with its package and the reason; the others run.
 """
 
 
 def print_catalogue(faults: Sequence[FaultInfo], console: Console) -> None:
     """Name, class, findings expected, and what each fault does."""
+    if console.width < NARROW:
+        for fault in faults:
+            console.print(Text(fault.name, "bold"), soft_wrap=True)
+            told = f"{fault.class_id}, {_expected(fault)}: {fault.description}"
+            console.print(Padding(told, (0, 0, 0, 2)))
+        return
     table = new_table(["Fault", "Class", "Expected", "What goes wrong"])
+    table.columns[0].no_wrap = True
     for fault in faults:
         table.add_row(fault.name, fault.class_id, _expected(fault), fault.description)
     console.print(table)
@@ -66,8 +86,9 @@ def print_catalogue(faults: Sequence[FaultInfo], console: Console) -> None:
 def print_faults(result: FaultsResult, console: Console) -> None:
     """The table of a run, what went wrong in it, and the verdict in one line."""
     table = new_table(["Fault", "Class", "Where", "Expected", "Fired", "Verdict"])
+    table.columns[0].no_wrap = console.width >= NARROW
     for run in result.runs:
-        where = f"{run.world}, {run.scenario}"
+        where = f"{run.world}, {run.scenario}" if run.scenario else "-"
         verdict = Text(run.verdict.value, style=_style(run))
         table.add_row(
             run.fault.name, run.fault.class_id, where, _expected(run.fault), _fired(run), verdict
@@ -76,8 +97,7 @@ def print_faults(result: FaultsResult, console: Console) -> None:
     facts = Facts()
     for run in result.runs:
         if run.verdict not in GOOD:
-            said = run.detail or "every contract held and every drift stayed in its budget"
-            facts.add(run.verdict.value.capitalize(), f"{run.fault.name}: {said}")
+            facts.add(run.verdict.value.capitalize(), f"{run.fault.name}: {_said(run)}")
     for clean in result.clean:
         if clean.accused:
             facts.add("False alarm", f"{clean.world}, {clean.scenario}: {clean.detail}")
@@ -92,7 +112,9 @@ def print_faults(result: FaultsResult, console: Console) -> None:
 def summary(result: FaultsResult) -> str:
     """Catch rate, false alarms, time."""
     if not result.judged:
-        return "no fault was run that the world and scenario asked for can hold."
+        counts = Counter(run.verdict for run in result.runs)
+        why = [NO_VERDICT_WORDS[verdict](number) for verdict, number in counts.items()]
+        return f"no fault was judged: {', '.join(why) or 'none was named'}."
     rate = f" ({100 * result.num_caught / result.num_faults:.0f} %)" if result.num_faults else ""
     left_out = sum(run.verdict in NO_VERDICT for run in result.runs)
     told = f", {left_out} without a verdict" if left_out else ""
@@ -137,22 +159,30 @@ def print_markdown(result: FaultsResult) -> None:
             f"`{fault.name}`",
             fault.class_id,
             fault.description,
-            f"{run.world}, `{run.scenario}`",
+            f"{run.world}, `{run.scenario}`" if run.scenario else "-",
             _expected(fault),
             _fired(run),
             run.verdict.value,
         )
-        print(f"| {' | '.join(cells)} |")
+        print(printable(f"| {' | '.join(cells)} |"))
     told = [run for run in result.runs if run.verdict not in GOOD]
     print(f"\n{summary(result)}")
     for run in told:
-        said = run.detail or "every contract held and every drift stayed in its budget."
-        print(f"\n- `{run.fault.name}` {run.verdict.value}: {said}")
+        print(printable(f"\n- `{run.fault.name}` {run.verdict.value}: {_said(run)}."))
     sys.stdout.flush()
 
 
 def _expected(fault: FaultInfo) -> str:
+    if not fault.is_usable:
+        return "-"
     return ", ".join(fault.contracts) or NOTHING_EXPECTED
+
+
+def _said(run: FaultRun) -> str:
+    """The first finding of a run, or why there is none; without a full stop."""
+    if run.verdict is Verdict.NOT_TRIGGERED and not run.detail:
+        return "it never acted in this world and scenario"
+    return run.detail.rstrip(".") or "every contract held and every drift stayed in its budget"
 
 
 def _fired(run: FaultRun) -> str:

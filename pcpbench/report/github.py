@@ -21,6 +21,7 @@ from pcpbench.report.gate_view import (
     summary,
     word,
 )
+from pcpbench.report.printable import printable
 
 MAX_ANNOTATIONS: Final = 10
 MAX_SUMMARY_BYTES: Final = 1 << 20
@@ -34,14 +35,15 @@ def tell_github(
         return
     out = sys.stderr if stream is None else stream
     for line in annotation_lines(result):
-        print(line, file=out, flush=True)
+        print(printable(line), file=out, flush=True)
     path = environ.get("GITHUB_STEP_SUMMARY")
     if not path:
         return
     try:
         _append(Path(path), markdown(result))
     except OSError as error:
-        print(f"pcpbench: the step summary could not be written: {error}.", file=out)
+        said = f"pcpbench: the step summary could not be written: {error}."
+        print(printable(said), file=out)
 
 
 def annotation_lines(result: GateResult) -> list[str]:

@@ -18,12 +18,15 @@ from typing import Any
 
 import msgspec
 
+from pcpbench.report.printable import printable_json
+
 FLAG = "_non_finite"
 
 
 def to_json(value: Any) -> str:
     """JSON text of a record, a mapping or a sequence of them, ending with a newline."""
-    return json.dumps(to_plain(value), indent=2, allow_nan=False, ensure_ascii=False) + "\n"
+    text = json.dumps(to_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
+    return printable_json(text) + "\n"
 
 
 def to_plain(value: Any) -> Any:

@@ -22,6 +22,9 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
+from pcpbench.report.console import make_console, plain_is_asked
+from pcpbench.report.printable import printable
+
 SECONDS_BETWEEN_DRAWS = 0.2
 
 
@@ -60,7 +63,7 @@ class _Lines:
         pass
 
     def say(self, text: str) -> None:
-        print(text, file=self._stream, flush=True)
+        print(printable(text), file=self._stream, flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -134,9 +137,12 @@ class _Bar:
 
 
 def make_progress(stream: TextIO | None = None) -> Progress:
-    """A bar if the stream (default stderr) is a terminal that can move its cursor, else lines."""
+    """A bar if the stream (default stderr) is a terminal that can move its cursor, else lines.
+
+    Lines also under NO_COLOR: a bar is drawn with escape sequences.
+    """
     out = sys.stderr if stream is None else stream
-    console = Console(file=out, highlight=False)
-    if console.is_terminal and not console.is_dumb_terminal:
+    console = make_console(out)
+    if console.is_terminal and not console.is_dumb_terminal and not plain_is_asked():
         return _Bar(console)
     return _Lines(out)

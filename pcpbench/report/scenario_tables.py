@@ -128,6 +128,8 @@ def drift_table(console: Console, result: ScenarioResult) -> Table:
         ["Drift", *(["of, from"] if wide else []), "Verdict"],
         ["Steps", "Relative\n(limit)", "1 - cosine\n(limit)", "Top-1", *more],
     )
+    for column in table.columns[-4 - len(more) :]:
+        column.no_wrap = True  # a long verdict folds, numbers do not
     kinds = [drift.kind for drift in result.drifts]
     for drift in result.drifts:
         alone = wide or kinds.count(drift.kind) == 1

@@ -110,7 +110,7 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
             break  # a run that was killed while it wrote
         try:
             measured = measured.with_process(msgspec.json.decode(line, type=ProcessSample))
-        except msgspec.DecodeError as error:
+        except (ValueError, RecursionError) as error:
             raise _refusal(file, what, f"is damaged in line {number} ({error})") from error
     problem = _problem(measured)
     if problem:
@@ -134,7 +134,7 @@ def _document(file: Path, what: str, data: bytes) -> _Document:
         raise _refusal(file, what, f"has schema version {version!r}, not {SCHEMA_VERSION}")
     try:
         document = msgspec.json.decode(data, type=_Document)
-    except msgspec.ValidationError as error:
+    except (ValueError, RecursionError) as error:
         raise _refusal(file, what, f"is damaged ({error})") from error
     if document.checksum != _checksum(document.measured):
         raise _refusal(file, what, "is damaged: its checksum is not that of its content")
@@ -144,7 +144,7 @@ def _document(file: Path, what: str, data: bytes) -> _Document:
 def _decode(file: Path, data: bytes, what: str) -> Any:
     try:
         return msgspec.json.decode(data)
-    except msgspec.DecodeError as error:
+    except (ValueError, RecursionError) as error:  # no JSON, or nested without end
         state = "is empty" if not data.strip() else f"is damaged or cut short ({error})"
         raise _refusal(file, what, state) from error
 

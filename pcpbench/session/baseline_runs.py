@@ -14,6 +14,7 @@ from pcpbench.errors import CannotMeasure
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_settings import GateOptions, resolve_settings
 from pcpbench.plan import ScenarioPlan
+from pcpbench.report.printable import printable
 from pcpbench.report.progress import make_progress
 from pcpbench.report.run_dir import RunDir
 from pcpbench.request import CompareRequest
@@ -61,7 +62,7 @@ def after_compare(request: CompareRequest, result: CompareResult, plans: list[Sc
         measured = _measure(run, Path(result.run_dir))
         write_baseline(request.save_baseline, measured)
         told = f"baseline of {len(measured.processes)} processes: {request.save_baseline}"
-        print(f"pcpbench: {told}", file=sys.stderr)
+        print(f"pcpbench: {printable(told)}", file=sys.stderr)
     if request.baseline is None:
         return result.outcome.exit_code
     gate = GateRequest(

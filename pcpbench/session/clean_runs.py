@@ -70,7 +70,7 @@ class CleanRequest(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed is {self.seed}: use a whole number from 0 to 2^63 - 1.")
         if self.checks not in CHECKS:
-            raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+            raise UsageError(f"--check is {self.checks!r}: use one of {', '.join(CHECKS)}.")
 
 
 class Draw(msgspec.Struct, frozen=True, kw_only=True):

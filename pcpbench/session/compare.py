@@ -24,12 +24,13 @@ from pcpbench.report.compare_view import print_compare, print_verdict
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
-from pcpbench.request import CompareRequest
+from pcpbench.request import CompareRequest, EngineOptions
 from pcpbench.results import CompareResult, Outcome, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
+from pcpbench.scenarios.schema import Scenario
 from pcpbench.session.baseline_runs import after_compare, check_baselines
 from pcpbench.session.divergence import Locator
-from pcpbench.session.inject import fault_named, in_words, planted_stand
+from pcpbench.session.inject import fault_named, planted_stand, without_bill
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
@@ -101,18 +102,21 @@ def run_compare(request: CompareRequest) -> int:
 
 def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
     """The plans of all scenarios asked for; raises ScenarioError or UsageError for bad ones."""
-    options = request.options
     return [
-        make_plan(
-            scenario,
-            vocab_size=model_shape(options.preset).vocab_size,
-            dcp_size=options.dcp,
-            max_num_seqs=options.max_num_seqs,
-            seed=options.seed,
-            num_speculative_tokens=options.spec_tokens,
-        )
-        for scenario in choose_scenarios(request.scenarios)
+        plan_scenario(scenario, request.options) for scenario in choose_scenarios(request.scenarios)
     ]
+
+
+def plan_scenario(scenario: Scenario, options: EngineOptions) -> ScenarioPlan:
+    """The plan of one scenario."""
+    return make_plan(
+        scenario,
+        vocab_size=model_shape(options.preset).vocab_size,
+        dcp_size=options.dcp,
+        max_num_seqs=options.max_num_seqs,
+        seed=options.seed,
+        num_speculative_tokens=options.spec_tokens,
+    )
 
 
 def _run_scenarios(
@@ -124,17 +128,22 @@ def _run_scenarios(
     fault: Fault | None,
     locator: Locator,
 ) -> tuple[ScenarioResult, ...]:
-    clock, num_hits = make_clock(device), 0
-    results = []
+    clock, results = make_clock(device), []
+    scenarios = choose_scenarios(request.scenarios)
     with make_progress() as progress:
-        for plan in plans:
+        for scenario, plan in zip(scenarios, plans, strict=True):
             if fault is not None:
                 builder.forget()  # what the last scenario's fault has touched
             with planted_stand(fault, partial(builder.stand_for, plan)) as (stand, site):
+                if fault is not None:  # it may be one of the scheduler
+                    plan = plan_scenario(scenario, request.options)
                 progress.start(plan.scenario, _num_units(plan, stand, request))
                 trial = _trial(request, plan, stand, clock, progress)
                 result = trial.run()
-            num_hits += site.num_hits
+            result = without_bill(result, fault, site.num_hits, request.checks)
+            if fault is not None and not site.num_hits and result.outcome is Outcome.FAIL:
+                never = f"{fault.name} never acted in {plan.scenario}"
+                locator.tell("inject", f"{never}: what failed there is not its doing.")
             files.add_scenario(
                 result, plan, trial.records, trial.timings, trial.step_drifts, trial.step_audits
             )
@@ -143,8 +152,6 @@ def _run_scenarios(
             if result.outcome is Outcome.FAIL and locator.divergence is None:
                 progress.say(f"{plan.scenario}: looking for the first difference")
                 locator.locate(result, plan, stand.pairs, trial.tokens, trial.drafts)
-    if fault is not None and not num_hits:
-        locator.tell("inject", f"{fault.name} never acted here; it does in {in_words(fault)}.")
     return tuple(results)
 
 

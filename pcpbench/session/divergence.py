@@ -21,12 +21,14 @@ from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.checks.tap_compare import TapFinding
 from pcpbench.device.clock import make_clock
 from pcpbench.divergence import Accusation, Divergence, TensorDifference
-from pcpbench.plan import ScenarioPlan
+from pcpbench.errors import EngineError, MeasuredFailure
+from pcpbench.plan import PLAN, ScenarioPlan
 from pcpbench.records import Environment, Notice
 from pcpbench.report.compare_files import CompareFiles
 from pcpbench.request import CompareRequest, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
-from pcpbench.session.bundle import DIRECTORY, Case, bundle_files, make_bundle
+from pcpbench.session.bundle import DIRECTORY, bundle_files, make_bundle
+from pcpbench.session.case import Case, plan_findings
 from pcpbench.session.inject import fault_named, planted_stand
 from pcpbench.session.ladder import Ladder, build_ladder
 from pcpbench.session.stand import Stand, StandBuilder
@@ -79,6 +81,13 @@ class Locator:
         case = make_case(self._request, self._options, result, plan, pairs, tokens, drafts)
         if case is None:
             return
+        if case.accusation.arm == PLAN:
+            self.tell(
+                "divergence",
+                f"the plan of {plan.scenario} is broken (C19) before any arm leaves its twin: no "
+                "two arms were run again.",
+            )
+            return
         try:
             found = locate(case, self._target, self._device)
         except Exception as error:  # whatever a broken engine does: the verdict stands
@@ -99,10 +108,11 @@ class Locator:
 
 @dataclass
 class _Rerun:
-    """A trial of the two arms that has ended, and what its probe saw."""
+    """A trial of the two arms that has ended, what its probe saw, and what it is accused of."""
 
     result: ScenarioResult
     probe: Probe
+    accusation: Accusation | None
 
 
 def make_case(
@@ -126,12 +136,14 @@ def make_case(
     end = plan.steps[-1].index
     last = end if timed else min(accusation.last_step, end)
     accusation = replace(accusation, last_step=min(accusation.last_step, end))
+    cut = _first_steps(plan, last)
     return Case(
         options=options,
         base=request.base,
         candidate=request.candidate,
         accusation=accusation,
-        plan=_first_steps(plan, last),
+        plan=cut,
+        plan_findings=plan_findings(cut),
         tokens=tuple(tuple(each) for each in tokens[: last + 1]),
         drafts=tuple(tuple(each) for each in drafts[: last + 1]),
         feed=request.feed,
@@ -149,11 +161,17 @@ def _first_steps(plan: ScenarioPlan, last: int) -> ScenarioPlan:
 def locate(case: Case, target: Target, device: torch.device) -> Location:
     """Run the accused pair up to the step, with taps; without them where taps hide it.
 
-    Raises what building and running engines can raise.
+    So, too, where engines with taps cannot be captured: taps change the layout of a graph's pool,
+    and what a broken pool does then is no longer what is looked for. Raises what building and
+    running engines without taps can raise.
     """
-    rerun = _run(case, target, device, taps=True)
+    try:
+        rerun = _run(case, target, device, taps=True)
+        is_shown = _fails(rerun, case)
+    except MeasuredFailure:
+        is_shown = False
     reproduced = "with taps"
-    if not _fails(rerun, case):
+    if not is_shown:
         rerun = _run(case, target, device, taps=False)
         reproduced = "without taps" if _fails(rerun, case) else "no"
     return _location(case, rerun, reproduced)
@@ -191,7 +209,7 @@ def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Re
             watcher=probe,
         )
         result = trial.run()
-    return _Rerun(result, probe)
+    return _Rerun(result, probe, first_accusation(result, stand.pairs))
 
 
 def _probe(case: Case, stand: Stand) -> Probe:
@@ -211,7 +229,7 @@ def _fails(rerun: _Rerun, case: Case) -> bool:
 
 
 def _location(case: Case, rerun: _Rerun, reproduced: str) -> Location:
-    probe, accusation = rerun.probe, case.accusation
+    probe, accusation = rerun.probe, rerun.accusation or case.accusation
     divergence = Divergence(
         scenario=case.plan.scenario, accusation=accusation, reproduced=reproduced, fault=case.fault
     )
@@ -223,8 +241,9 @@ def _location(case: Case, rerun: _Rerun, reproduced: str) -> Location:
             divergence,
             metadata=None if metadata is None else metadata.difference,
             tap=None if probe.tap is None else probe.tap.difference,
-            judged=_accused(accusation) if probe.output is None else probe.output.difference,
+            judged=_judged(rerun),
             kv=probe.kv.first,
+            broke_off=_broke_off(rerun.result),
         )
     first = divergence.first
     at = accusation.step if first is None else first.step
@@ -243,6 +262,24 @@ def _told_by_result(result: ScenarioResult, accusation: Accusation) -> TapFindin
         if found.arm == accusation.arm and found.contract in METADATA:
             return metadata_difference(found, None, None)
     return None
+
+
+def _judged(rerun: _Rerun) -> TensorDifference | None:
+    """The output that left its twin in this run, else what this run is accused of.
+
+    Never what an earlier run was accused of: None where a tap alone showed the difference.
+    """
+    if rerun.probe.output is not None:
+        return rerun.probe.output.difference
+    return None if rerun.accusation is None else _accused(rerun.accusation)
+
+
+def _broke_off(result: ScenarioResult) -> str:
+    """What the engine raised, by which arm and in which step; "" where it did not."""
+    for found in result.violations:
+        if found.contract == EngineError.contract:
+            return f"{found.arm}, step {found.step}: {found.message}"
+    return ""
 
 
 def _accused(accusation: Accusation) -> TensorDifference:

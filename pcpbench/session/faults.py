@@ -19,10 +19,11 @@ import torch
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.scheduler import make_plan
-from pcpbench.errors import MeasuredFailure, UsageError
+from pcpbench.errors import MeasuredFailure, PcpbenchError, UsageError
 from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
+from pcpbench.faults.entries import Unusable
 from pcpbench.faults.fault import Fault, Setting, Site
-from pcpbench.faults.registry import choose_faults
+from pcpbench.faults.registry import SHIPPED_NAMES, choose_faults, choose_unusable, source_of
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import make_console
@@ -37,6 +38,7 @@ from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CHECKS, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.scenarios.loader import load_scenario
+from pcpbench.session.inject import planted
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.trial import Trial
@@ -63,7 +65,11 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise UsageError for a request that could not be run whatever the machine is."""
         if self.checks not in CHECKS:
-            raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+            raise UsageError(f"--check is {self.checks!r}: use one of {', '.join(CHECKS)}.")
+        if self.interleave is not None and self.interleave < 1:
+            raise UsageError(
+                f"--interleave is {self.interleave}: it must be a whole number from 1 up."
+            )
         if self.markdown and self.json:
             raise UsageError("--markdown and --json are two forms of one table: use one of them.")
         if (self.interleave or 1) > 1 and (self.dcp or 1) == 1:
@@ -107,7 +113,9 @@ class _Case:
 
 def run_list() -> int:
     """Print the catalogue and return the exit code."""
-    print_catalogue([info_of(fault) for fault in choose_faults(())], make_console())
+    entries = [info_of(fault) for fault in choose_faults(())]
+    entries += [_info_of_unusable(entry) for entry in choose_unusable(())]
+    print_catalogue(entries, make_console())
     return 0
 
 
@@ -117,17 +125,21 @@ def run_faults(request: FaultsRequest) -> int:
     request.check()
     device = resolve_device(request.device)
     runner = FaultRunner(device, request.checks)
-    cases = [
-        (fault, setting)
-        for fault in choose_faults(request.faults)
-        for setting in request.settings(fault)
-    ]
-    for fault, setting in cases:
-        _options(setting).check()  # also where the fault lacks something: bad input comes first
-        if not fault.lacks(setting):
-            runner.check(setting)
+    unusable = choose_unusable(request.faults)
+    cases = []
+    for fault in choose_faults(request.faults):
+        refused = None if fault.name in SHIPPED_NAMES else runner.refusal(fault)
+        if refused is not None:
+            unusable.append(refused)
+            continue
+        for setting in request.settings(fault):
+            _options(setting).check()  # also where the fault lacks something: bad input comes first
+            if not fault.lacks(setting):
+                runner.check(setting)
+            cases.append((fault, setting))
     with one_thread(device), make_progress() as progress:
         runs, clean = runner.run(cases, progress)
+    runs += tuple(_unusable_run(entry) for entry in unusable)
     result = FaultsResult(runs=runs, clean=clean, wall_s=time.perf_counter() - start)
     if request.json:
         print_text(faults_json(result))
@@ -148,6 +160,30 @@ def info_of(fault: Fault) -> FaultInfo:
         contracts=tuple(sorted(fault.contracts, key=finding_order)),
         world=fault.setting.world,
         scenario=fault.setting.scenario,
+    )
+
+
+def _info_of_unusable(entry: Unusable) -> FaultInfo:
+    return FaultInfo(
+        name=entry.name,
+        class_id="-",
+        description=f"Cannot be used ({entry.told}).",
+        reports=(),
+        contracts=(),
+        world="",
+        scenario="",
+        is_usable=False,
+    )
+
+
+def _unusable_run(entry: Unusable) -> FaultRun:
+    return FaultRun(
+        fault=_info_of_unusable(entry),
+        world="",
+        scenario="",
+        fired=(),
+        verdict=Verdict.UNUSABLE,
+        detail=entry.told,
     )
 
 
@@ -173,6 +209,15 @@ class FaultRunner:
     def check(self, setting: Setting) -> None:
         """Raise UsageError or ScenarioError for a setting that the engine refuses."""
         self._builder(setting).check(_plan(setting))
+
+    def refusal(self, fault: Fault) -> Unusable | None:
+        """What the engine has against the setting that a fault brings itself; None for nothing."""
+        try:
+            self.check(fault.setting)
+        except UsageError as error:
+            reason = f"the engine refuses its setting, {fault.setting.world}: {error}".rstrip(".")
+            return Unusable(fault.name, source_of(fault.name), reason)
+        return None
 
     def run(
         self, cases: Sequence[tuple[Fault, Setting]], progress: Progress
@@ -226,7 +271,8 @@ class FaultRunner:
                 verdict = verdict_of(fault, fired, site.num_hits)
             except Exception as error:  # whatever an injected engine may raise is a result
                 self._stand = None
-                verdict, detail = Verdict.CRASHED, f"{type(error).__name__}: {error}"
+                told = str(error) if isinstance(error, PcpbenchError) else ""
+                verdict, detail = Verdict.CRASHED, told or f"{type(error).__name__}: {error}"
         return FaultRun(
             fault=info_of(fault),
             world=setting.world,
@@ -241,7 +287,7 @@ class FaultRunner:
         """Run one fault; what it tripped, and the first finding."""
         if fault.at_capture:
             site = Site()
-            with fault.inject(site):
+            with planted(fault, site):
                 try:
                     stand = self._builder(setting).stand_for(_plan(setting))
                 except MeasuredFailure as failure:
@@ -252,7 +298,7 @@ class FaultRunner:
         site = Site(
             {label: arm.engine for label, arm in stand.arms.items() if isinstance(arm, BuiltinArm)}
         )
-        with fault.inject(site):
+        with planted(fault, site):
             result = self._trial(setting, stand).run()
         if fault.leaves_marks or any(
             arm.num_steps < len(_plan(setting).steps) for arm in result.arms

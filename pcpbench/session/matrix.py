@@ -18,8 +18,8 @@ import msgspec
 from pcpbench.code_version import code_digest, versions
 from pcpbench.device.backends import resolve_device
 from pcpbench.device.environment import environment_of
-from pcpbench.errors import CannotMeasure, PcpbenchError, UsageError
-from pcpbench.faults.registry import all_faults
+from pcpbench.errors import CannotMeasure, PcpbenchError
+from pcpbench.faults.registry import catalogue
 from pcpbench.matrix_cells import Cell
 from pcpbench.matrix_request import MatrixRequest
 from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
@@ -49,11 +49,9 @@ def run_matrix(request: MatrixRequest) -> int:
             settings = kept_settings(request, code)
             stack.enter_context(locked(request.resume))
             kept = kept_records(request.resume, settings)
-        if settings.inject is not None and settings.inject not in all_faults():
-            raise UsageError(
-                f"--inject is {settings.inject!r}, which the catalogue lacks: `pcpbench faults "
-                "list` shows all names."
-            )
+        faults = catalogue()
+        if settings.inject is not None and settings.inject not in faults.faults:
+            raise faults.lacks("--inject", settings.inject)
         environment = environment_of(resolve_device(settings.device))
         stored = {**msgspec.to_builtins(settings), VERSIONS: code}
         files = stack.enter_context(

@@ -67,7 +67,7 @@ def kept_records(where: Path, settings: MatrixSettings) -> dict[str, CellRecord]
             continue
         try:
             record = msgspec.json.decode(path.read_bytes(), type=CellRecord)
-        except (OSError, msgspec.DecodeError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise _damaged(path, str(error)) from error
         if record.cell != cell:
             raise _damaged(path, f"it is of {record.cell.name}")
@@ -87,7 +87,7 @@ def _manifest(where: Path) -> dict[str, Any]:
         found = json.loads(path.read_text(encoding="utf-8"))
         command, version = found["command"], found["schema_version"]
         dict(found["settings"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
     if command != "matrix":
         raise UsageError(

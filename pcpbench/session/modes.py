@@ -34,7 +34,7 @@ from pcpbench.report.modes_view import print_modes, print_modes_verdict
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import FEEDS
 from pcpbench.results import Outcome, ScenarioResult
-from pcpbench.session.inject import fault_named, in_words, planted_stand
+from pcpbench.session.inject import fault_named, planted_stand, why_no_pass
 from pcpbench.session.ladder import MODES, build_modes_ladder, padded_label
 from pcpbench.session.settings import idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
@@ -143,9 +143,11 @@ class TaskRun:
             judged = trial.run()
             self._tell(trial, judged, stand)
         self.notices += judged.notices
-        if fault is not None and not site.num_hits:
-            message = f"{fault.name} never acted here; it does in {in_words(fault)}."
-            self.notices.append(Notice(setting="inject", message=message))
+        if fault is not None and self.outcome is Outcome.PASS:
+            why = why_no_pass(fault, site.num_hits, self._request.checks)
+            if why:
+                self.outcome, self.reasons = Outcome.NOT_COMPARED, [why]
+                self.rows = [replace(row, speed=None) for row in self.rows]
 
     def _tell(self, trial: Trial, judged: ScenarioResult, stand: Stand) -> None:
         """Rows of all modes, the traces behind them, and the outcome over both."""

@@ -14,12 +14,14 @@ from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.errors import CannotMeasure, DeviceMissing, MeasuredFailure, UsageError
-from pcpbench.faults.registry import all_faults
+from pcpbench.faults.registry import catalogue
 from pcpbench.records import Environment
 from pcpbench.report.console import make_console
 from pcpbench.report.divergence_view import ReproResult, print_repro, print_repro_json
-from pcpbench.session.bundle import Bundle, Case, read_bundle
+from pcpbench.session.bundle import Bundle, read_bundle
+from pcpbench.session.case import Case
 from pcpbench.session.divergence import locate, pair_ladder
+from pcpbench.session.inject import lacks_in
 from pcpbench.session.stand import StandBuilder
 from pcpbench.targets.builtin import BuiltinTarget
 
@@ -63,6 +65,7 @@ def run_repro(request: ReproRequest) -> int:
         found=found,
         cause=cause,
         changes=_changes(bundle, environment),
+        fault=case.fault,
     )
     if request.json:
         print_repro_json(result)
@@ -72,21 +75,24 @@ def run_repro(request: ReproRequest) -> int:
 
 def check_case(case: Case, target: BuiltinTarget, device: str) -> None:
     """Raise UsageError for a case that the engine refuses, CannotMeasure for a fault not here."""
-    case.options.check()
-    if case.fault and case.fault not in all_faults():
-        raise CannotMeasure(
-            f"the bundle was made with the fault {case.fault!r} injected, which is not installed "
-            "here: install the package that brings it."
+    known = catalogue()
+    if case.fault and case.fault not in known.faults:
+        broken = [entry.told for entry in known.unusable if entry.name == case.fault]
+        why = (
+            f"cannot be used here ({broken[0]})."
+            if broken
+            else ("is not installed here: install the package that brings it.")
         )
-    ladder = pair_ladder(case)
-    labels = {spec.label for spec in ladder.arms}
-    for name in (case.accusation.arm, case.accusation.twin or case.accusation.arm):
-        if name not in labels:
-            raise UsageError(
-                f"the bundle is damaged: {name!r} is no arm of {case.base!r} against "
-                f"{case.candidate!r}."
-            )
-    StandBuilder(target, ladder, case.options, device).check(case.plan)
+        raise CannotMeasure(
+            f"the bundle was made with the fault {case.fault!r} injected, which {why}"
+        )
+    lacks = lacks_in(known.faults[case.fault], case.options) if case.fault else ""
+    if lacks:
+        raise UsageError(f"the bundle is damaged: its fault {case.fault!r} {lacks}.")
+    try:
+        StandBuilder(target, pair_ladder(case), case.options, device).check(case.plan)
+    except UsageError as error:
+        raise UsageError(f"the bundle is damaged: {error}") from error
 
 
 def _changes(bundle: Bundle, now: Environment) -> tuple[str, ...]:

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 
@@ -91,6 +93,58 @@ def test_an_injection_that_breaks_is_a_crash_and_the_next_one_still_runs(monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert any("`broken`" in line and line.endswith("| crashed |") for line in lines)
     assert any(f"`{SOUND.name}`" in line and line.endswith("| caught |") for line in lines)
+
+
+def never(site):
+    """An injection that does nothing and says so."""
+
+
+def theirs(monkeypatch, *faults):
+    point = SimpleNamespace(name="x", value="their:FAULTS", load=lambda: faults,
+                            dist=SimpleNamespace(name="their-faults"))  # fmt: skip
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+
+
+def test_an_unusable_fault_is_a_row_and_the_others_run(monkeypatch, capsys):
+    refused = replace(SOUND.setting, dcp=3)  # whole numbers, and no world
+    theirs(
+        monkeypatch,
+        replace(SOUND, name="of-no-scenario", setting=replace(SOUND.setting, scenario="zzz")),
+        replace(SOUND, name="of-no-world", setting=refused),
+    )
+    names = (SOUND.name, "of-no-scenario", "of-no-world")
+    arguments = [part for name in names for part in ("--fault", name)]
+    assert cli.run(["faults", "run", *arguments]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "1 of 1 fault caught (100 %), 2 without a verdict" in printed
+    assert "Unusable of-no-scenario: package their-faults, entry point 'x': its setting" in printed
+    assert "of-no-world: package their-faults, entry point 'x': the engine refuses its" in printed
+    assert cli.run(["faults", "run", "--fault", "of-no-world"]) == 3
+    assert "no fault was judged: 1 cannot be used." in " ".join(capsys.readouterr().out.split())
+    command = ["compare", "eager", "full", "--inject", "of-no-scenario"]
+    assert cli.run(command) == 2
+    assert "which cannot be used (package their-faults" in capsys.readouterr().err
+
+
+def test_a_fault_that_never_acted_is_told_as_that(monkeypatch, capsys):
+    theirs(monkeypatch, replace(SOUND, name="never", inject=planted(never)))
+    assert cli.run(["faults", "run", "--fault", "never", "--scenario", "s2-capture-edges"]) == 3
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no fault was judged: 1 never acted where it was run." in printed
+    assert "Not triggered never: it never acted in this world and scenario" in printed
+
+
+def test_compare_with_an_injection_that_breaks_names_it_and_its_package(
+    monkeypatch, capsys, tmp_path
+):
+    for name, inject in (("broken", planted(broken)), ("no-guard", never)):
+        theirs(monkeypatch, replace(SOUND, name=name, inject=inject))
+        command = f"compare eager full --scenario s2-capture-edges --inject {name} --out"
+        assert cli.run([*command.split(), str(tmp_path / name)]) == 3
+        said = capsys.readouterr().err
+        assert f"the fault {name} (package their-faults, entry point 'x') raised " in said
+        assert "when it was planted: nothing was measured." in said
+        assert "Traceback" not in said
 
 
 def test_what_must_not_be_reported_and_is_makes_exit_1(monkeypatch, capsys):

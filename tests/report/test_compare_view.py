@@ -118,6 +118,13 @@ def test_times_of_both_arms_with_ratio_and_interval(make, show, width):
         assert "0.78 ms" in launch  # one unit a row
 
 
+def test_a_long_verdict_folds_and_the_numbers_beside_it_do_not(make, show):
+    text, _ = show(make.failed())
+    (row,) = [line for line in text.splitlines() if line.startswith("capture ")]
+    assert "NOT ALLOWED" in row
+    assert row.count("(bitwise)") == 2
+
+
 def test_the_range_of_ratios_is_told_at_the_top(make, show):
     slower = msgspec.structs.replace(make.passed().tpot_ratio, median=0.914, high=1.02)
     _, line = show(make.passed(), make.passed("s2", tpot_ratio=slower))

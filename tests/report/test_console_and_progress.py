@@ -164,3 +164,16 @@ def test_importing_reports_brings_neither_torch_nor_pandas():
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "[]"
+
+
+def test_no_color_prints_no_escape_at_all(make, terminal, monkeypatch):
+    monkeypatch.setenv("NO_COLOR", "1")
+    stream, close = terminal
+    print_compare(make.compare(make.failed()), make_console(stream))
+    with make_progress(stream) as progress:
+        progress.start("scenario", 3)
+        progress.advance()
+        progress.say("done")
+    text = close()
+    assert "FAIL" in text
+    assert "\x1b" not in text

@@ -56,6 +56,9 @@ def test_a_difference_is_one_sentence():
     bad = replace(TAP, num_non_finite=3, max_abs=None)
     assert "full], 3 not finite; first" in difference_text(bad)
     assert "311 of 4,096 values are not finite; first" in difference_text(replace(bad, expected=()))
+    moved = "rank0.seq_lens was captured at 0x1000 and is gone"
+    said = difference_text(replace(TAP, op="", tensor="address", message=moved))
+    assert said.endswith(f"{moved} (addresses are those of a second run, of the two arms alone)")
     told = replace(TAP, op="", layer=None, tensor="seq_lens", message="seq_lens[3] is 17")
     assert difference_text(told) == "step 7, rank 1: seq_lens[3] is 17"
 
@@ -97,7 +100,7 @@ def test_the_report_shows_it_once_before_what_follows(make, width):
         (replace(FOUND, tap=replace(TAP, layer=0)), 1, "at another place than recorded."),
         (replace(FOUND, reproduced="without taps", tap=None), 1, "at another place"),
         (replace(FOUND, reproduced="no", tap=None), 0, "it does not diverge any more."),
-        (None, 1, "it breaks again, at capture: no."),
+        (None, 1, "it broke off: no."),
     ],
 )
 def test_a_repro_says_what_came_of_it(make, capsys, found, exit_code, said):

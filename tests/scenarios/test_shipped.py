@@ -327,6 +327,26 @@ def test_preemption_happens_for_every_dcp_size(dcp_size: int) -> None:
     assert len(again) >= 2
 
 
+@pytest.mark.parametrize("dcp_size", [1, 2, 4])
+def test_in_a_full_house_one_comes_in_the_step_in_which_another_leaves(dcp_size: int) -> None:
+    plan, running, replaced = plan_of("full-house", dcp_size), set[str](), 0
+    for step in plan.steps:
+        is_full = len(running) == plan.max_num_seqs
+        replaced += bool(is_full and step.finished_req_ids and step.new_requests)
+        running -= {*step.finished_req_ids, *step.preempted_req_ids}
+        running |= {new.req_id for new in step.new_requests}
+    assert replaced
+
+
+def test_in_a_full_house_one_is_preempted_twice_with_outputs_in_between() -> None:
+    resumed: dict[str, list[int]] = {}
+    for step in plan_of("full-house").steps:
+        for new in step.new_requests:
+            if new.num_generated:
+                resumed.setdefault(new.req_id, []).append(new.num_generated)
+    assert any(len(set(counts)) > 1 for counts in resumed.values())
+
+
 def test_prompts_are_chunked_beside_decodes() -> None:
     plan = plan_of("chunked-prefill")
     chunks: dict[str, int] = {}
@@ -355,7 +375,8 @@ def test_a_scenario_is_small_and_mostly_decodes(name: str) -> None:
     plan = plan_of(name)
     assert 25 <= len(plan.steps) <= 80
     assert len(decode_sizes(plan)) >= 0.5 * len(plan.steps)
-    assert (plan.max_num_seqs, plan.max_model_len, plan.block_sizes) == (16, 256, (16,))
-    if name != "preemption":
+    usual = (5, 256, (8,)) if name == "full-house" else (16, 256, (16,))
+    assert (plan.max_num_seqs, plan.max_model_len, plan.block_sizes) == usual
+    if name not in ("preemption", "full-house"):
         assert not any(step.preempted_req_ids for step in plan.steps)
         assert [s.scheduled for s in plan.steps] == [s.scheduled for s in plan_of(name, 4).steps]

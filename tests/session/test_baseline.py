@@ -53,6 +53,7 @@ def damaged(text):
     yield "empty", ""
     yield "empty", "\n"
     yield "cut short", "hello"
+    yield "cut short", "[" * 200_000
     yield "no file of pcpbench", "[1, 2]"
     yield "no file of pcpbench", '{"schema_version": 1}'
     yield "no file of pcpbench", json.dumps({**data, "format": "pytest-benchmark"})

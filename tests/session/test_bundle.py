@@ -7,7 +7,8 @@ from pcpbench.divergence import Accusation, Divergence, KvOrigin, TensorDifferen
 from pcpbench.errors import UsageError
 from pcpbench.records import Environment
 from pcpbench.request import EngineOptions
-from pcpbench.session.bundle import Case, bundle_files, make_bundle, read_bundle
+from pcpbench.session.bundle import bundle_files, make_bundle, read_bundle
+from pcpbench.session.case import Case
 
 ACCUSATION = Accusation(
     finding="drift", kind="capture", arm="full", twin="eager_padded[full]", step=1, last_step=1,

@@ -8,8 +8,12 @@ import pytest
 import torch
 
 from pcpbench import cli
+from pcpbench.device.host_graph.pool import Block, HostPool
 from pcpbench.engine import block_table
+from pcpbench.engine.engine import Engine
 from pcpbench.engine.input_batch import InputBuffers
+from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.worker import Worker
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.results import Outcome
 
@@ -247,3 +251,72 @@ def test_a_token_that_is_not_the_best_is_named(bench, sample_the_worst):
     result = trial.run()
     assert result.outcome is Outcome.FAIL
     assert {(v.contract, v.tensor) for v in result.violations} == {("C7", "sampled")}
+
+
+def admitted_before_others_leave(monkeypatch):
+    update, remove = Worker.update_states, RequestState.remove_request
+
+    def faulty(self, plan, tokens):
+        left = []
+        with monkeypatch.context() as patch:
+            patch.setattr(RequestState, "remove_request", lambda _, req_id: left.append(req_id))
+            update(self, plan, tokens)
+        for req_id in left:
+            remove(self.request_state, req_id)
+
+    monkeypatch.setattr(Worker, "update_states", faulty)
+
+
+def second_preemption_resumes_from_the_first(monkeypatch):
+    class Kept(dict):
+        def __setitem__(self, req_id, tokens):
+            self.setdefault(req_id, tokens)
+
+        def pop(self, req_id):
+            return self[req_id]
+
+    make = Engine.__init__
+
+    def faulty(self, *arguments, **settings):
+        make(self, *arguments, **settings)
+        self._tokens = Kept()
+
+    monkeypatch.setattr(Engine, "__init__", faulty)
+
+
+def pool_blocks_rounded_down(monkeypatch):
+    """A block's length is rounded down to the alignment: the next one begins inside it.
+
+    With as many rows as a power of two every intermediate of `tiny` is a multiple of 64 bytes, or
+    fits into 64; five rows (of 16 bytes, say) are neither.
+    """
+    take = HostPool.take
+
+    def faulty(self, num_bytes, exclusive=False):
+        block = take(self, max(64, num_bytes // 64 * 64), exclusive)
+        if exclusive or num_bytes <= block.num_bytes:
+            return block
+        (segment,) = [s for s in self._segments if 0 <= block.address - s.base < len(s.memory)]
+        start = block.address - segment.base
+        longer = Block(self, block.address, segment.memory[start : start + num_bytes], exclusive)
+        self._blocks[block.address] = longer
+        return longer
+
+    monkeypatch.setattr(HostPool, "take", faulty)
+
+
+@pytest.mark.parametrize(
+    ("plant", "contracts"),
+    [
+        (admitted_before_others_leave, {"C0"}),
+        (second_preemption_resumes_from_the_first, {"C3", "C18"}),
+        (pool_blocks_rounded_down, {"C13"}),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # freed twice
+def test_what_only_a_full_house_shows(bench, monkeypatch, plant, contracts):
+    """Mutations of the blind test that every other shipped scenario lets pass."""
+    plant(monkeypatch)
+    result = bench("full-house").run()
+    assert result.outcome is Outcome.FAIL
+    assert contracts <= {violation.contract for violation in result.violations}

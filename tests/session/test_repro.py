@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from pcpbench import cli
+from pcpbench.engine.engine import Engine
 
 FAULT = "weight-updated-by-rebinding"
 COMPARE = ["compare", "eager", "full", "--scenario", "s2-capture-edges", "--repetitions", "0"]
@@ -75,7 +76,61 @@ def test_it_diverges_again_at_the_same_place(run_dir, capsys, place):
 def test_what_was_mended_is_exit_0_in_one_sentence(run_dir, capsys):
     edit(run_dir, lambda document: document["case"].update(fault=""))
     assert cli.run(["repro", str(run_dir)]) == 0
-    assert "it does not diverge any more." in words(capsys.readouterr().out)
+    printed = words(capsys.readouterr().out)
+    assert "it does not diverge any more." in printed
+    assert f"Injected nothing; when the bundle was made it was the fault {FAULT}" in printed
+
+
+def test_an_engine_that_raises_is_what_was_found(run_dir, capsys, monkeypatch):
+    """Its own error and place, as in `compare`; never the numbers of the recorded difference."""
+    prepare = Engine.execute
+
+    def faulty(self, step, *fed):
+        if step.index == 1 and self.graphs is not None:
+            [][step.index]
+        return prepare(self, step, *fed)
+
+    monkeypatch.setattr(Engine, "execute", faulty)
+    edit(run_dir, sound)
+    assert cli.run(["repro", str(run_dir)]) == 1
+    printed = words(capsys.readouterr().out)
+    said = "the engine raised IndexError: list index out of range (at session/test_repro.py:"
+    assert printed.count(said) == 2  # in the verdict and as the first difference
+    assert "it broke off: C0, full, step 1" in printed
+    assert "values differ" not in printed
+    assert cli.run(["repro", str(run_dir), "--json"]) == 1
+    found = json.loads(capsys.readouterr().out)["found"]
+    assert found["accusation"]["contract"] == "C0"
+    assert said in found["accusation"]["message"]
+    assert said in found["judged"]["message"]
+    assert found["tap"] is None
+
+
+def test_an_engine_that_raises_after_the_difference_is_told_beside_it(run_dir, capsys, monkeypatch):
+    dispatch = Engine.execute
+
+    def faulty(self, step, *fed):
+        output = dispatch(self, step, *fed)
+        if step.index == 1 and self.graphs is not None:
+            raise ZeroDivisionError("by nothing")
+        return output
+
+    monkeypatch.setattr(Engine, "execute", faulty)
+    assert cli.run(["repro", str(run_dir)]) == 1
+    assert "it broke off: C0, full, step 1: the engine raised ZeroDivisionError" in words(
+        capsys.readouterr().out
+    )
+
+
+def test_an_engine_that_raises_at_capture_is_told(run_dir, capsys, monkeypatch):
+    def faulty(*_):
+        raise LookupError("no such graph")
+
+    monkeypatch.setattr(Engine, "capture", faulty)
+    assert cli.run(["repro", str(run_dir)]) == 1
+    assert "it broke off: the engine raised LookupError: no such graph" in words(
+        capsys.readouterr().out
+    )
 
 
 def test_another_place_than_recorded_is_told(run_dir, capsys):
@@ -108,7 +163,61 @@ BROKEN = {
     "arm": (lambda d: d["case"]["accusation"].update(arm="piecewise"), "no arm of"),
     "tokens": (lambda d: d["case"]["tokens"][1].pop(), "tokens and"),
     "model": (lambda d: d["case"]["options"].update(model="huge"), "--model is 'huge'"),
+    "base": (lambda d: d["case"].update(base="foo"), "'foo' is no arm"),
+    "one arm": (lambda d: d["case"].update(base="full"), "both its arms are 'full'"),
+    "below 0": (lambda d: d["case"]["accusation"].update(step=-1), "step -1 is not in its plan"),
+    "contract": (lambda d: d["case"]["accusation"].update(contract="C99"), "contract 'C99'"),
+    "pair": (lambda d: d["case"]["accusation"].update(twin="reference"), "not held against"),
+    "kind": (lambda d: d["case"]["accusation"].update(kind="foo"), "for 'foo'"),
+    "found of": (lambda d: d["finding"].update(scenario="\x1b[31m"), "its finding is of scenario"),
+    "found at": (lambda d: d["finding"]["tap"].update(step=99), "is at step 99"),
+    "found how": (lambda d: d["finding"].update(reproduced="maybe"), "was reproduced 'maybe'"),
+    "not fed": (lambda d: d["case"].update(tokens=[]), "0 of its 2 steps are given tokens"),
+    "free": (lambda d: d["case"].update(feed="free-running"), "2 of its 2 steps are given tokens"),
+    "whole": (lambda d: plan_of(d).update(is_cut_short=False), "its plan cannot be"),
+    "scenario": (lambda d: plan_of(d).update(scenario="../x\n"), "its scenario is '../x"),
+    "no block": (lambda d: plan_of(d).update(num_blocks=1), "its num_blocks is 1"),
+    "few blocks": (lambda d: plan_of(d).update(num_blocks=2), "num_blocks is 2"),
+    "blocks below 0": (lambda d: plan_of(d).update(num_blocks=-1), "its num_blocks is -1"),
+    "many blocks": (lambda d: plan_of(d).update(num_blocks=10**12), "its num_blocks is 10000"),
+    "size 0": (lambda d: plan_of(d).update(block_sizes=[0]), "its block_sizes are [0]"),
+    "no size": (lambda d: plan_of(d).update(block_sizes=[]), "its block_sizes are []"),
+    "sizes": (lambda d: plan_of(d).update(block_sizes=[16, 16]), "blocks for 1 of 2 groups"),
+    "length": (lambda d: plan_of(d).update(max_model_len=1), "its max_model_len is 1"),
+    "budget": (
+        lambda d: plan_of(d).update(max_num_batched_tokens=1),
+        "max_num_batched_tokens is 1",
+    ),
+    "huge": (lambda d: plan_of(d).update(max_num_batched_tokens=10**12), "max_num_batched_tokens"),
+    "no seqs": (lambda d: plan_of(d).update(max_num_seqs=0), "its max_num_seqs is 0"),
+    "vocabulary": (lambda d: plan_of(d).update(vocab_size=10), "its vocab_size is 10"),
+    "ghost": (lambda d: first(d)["scheduled"][0].update(req_id="ghost"), "ghost is scheduled"),
+    "prompt": (
+        lambda d: first(d)["new_requests"][0].update(prompt_token_ids=[10**6] * 4),
+        "a token outside the vocabulary",
+    ),
+    "other prompt": (
+        lambda d: first(d)["new_requests"][0].update(prompt_token_ids=[1] * 4),
+        "prompt",
+    ),
+    "nothing": (lambda d: first(d)["scheduled"][0].update(num_scheduled_tokens=0), "prefills 0"),
+    "no blocks": (lambda d: first(d).update(new_block_ids={}), "holds 0 blocks"),
+    "name": (lambda d: plan_of(d)["requests"][0].update(req_id="\x1b[2J"), "is called '\\x1b[2J'"),
 }
+
+
+def sound(document):
+    document["case"].update(fault="")
+    document["finding"].update(fault="")
+
+
+def plan_of(document):
+    sound(document)
+    return document["case"]["plan"]
+
+
+def first(document):
+    return plan_of(document)["steps"][0]
 
 
 @pytest.mark.parametrize(("change", "said"), BROKEN.values(), ids=BROKEN)
@@ -119,6 +228,18 @@ def test_a_bundle_that_is_none_is_exit_2(run_dir, capsys, change, said):
     assert said in printed.err
     assert printed.err.count("\n") == 1
     assert printed.out == ""
+
+
+def test_json_that_is_nested_without_end_is_exit_2(run_dir, capsys):
+    (run_dir / "divergence" / "bundle.json").write_text("[" * 200_000, encoding="utf-8")
+    assert cli.run(["repro", str(run_dir)]) == 2
+    assert "is damaged" in capsys.readouterr().err
+
+
+def test_a_finding_that_accuses_another_step_is_another_place(run_dir, capsys):
+    edit(run_dir, lambda document: document["finding"]["accusation"].update(step=0))
+    assert cli.run(["repro", str(run_dir)]) == 1
+    assert "at another place than recorded" in words(capsys.readouterr().out)
 
 
 def test_missing_and_cut_files_are_exit_2(run_dir, capsys):
@@ -143,12 +264,58 @@ def test_what_cannot_be_run_here_is_exit_3(run_dir, capsys):
     assert "cuda:99" in capsys.readouterr().err
 
 
-def test_a_fault_that_never_acts_is_told(tmp_path, capsys):
-    command = [*COMPARE, "--inject", "idle-rank-skips-gather", "--out", str(tmp_path / "run")]
-    command[command.index("s2-capture-edges")] = "s4-one-token-prompts"
-    code = cli.run([*command, "--pcp", "2"])
+NO_BILL = {
+    "never acted": ("eager full", "appended-behind-last-tenant", "s2-capture-edges",
+                    "never acted here, so this proves nothing; it does in `compare eager full"),
+    "not looked for": ("eager full", "tokens-in-output-buffer", "s2-capture-edges",
+                       "shows only with --check full"),
+    "not there": ("eager eager_padded", FAULT, "s2-capture-edges",
+                  "acted 3 times and nothing was found of it; it is found in `compare eager full"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("arms", "fault", "scenario", "said"), NO_BILL.values(), ids=NO_BILL)
+def test_a_planted_fault_that_is_not_found_is_no_pass(
+    tmp_path, capsys, arms, fault, scenario, said
+):
+    out = str(tmp_path / "run")
+    command = f"compare {arms} --scenario {scenario} --repetitions 0 --inject {fault} --out {out}"
+    assert cli.run(command.split()) == 3
     printed = words(capsys.readouterr().out)
-    assert (code == 0) == ("never acted here" in printed)
+    assert printed.startswith("NOT COMPARED")
+    assert "PASS" not in printed
+    assert said in printed
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text(encoding="utf-8"))
+    assert summary["scenarios"][0]["outcome"] == "not compared"
+
+
+def test_what_is_no_fault_passes_and_the_verdict_says_what_was_planted(tmp_path, capsys):
+    name = "another-kernel-for-padded-size"
+    assert cli.run([*COMPARE, "--inject", name, "--out", str(tmp_path / "run")]) == 0
+    assert f"as it must be with {name} planted, which is no fault." in words(
+        capsys.readouterr().out
+    )
+
+
+def test_a_fault_of_the_scheduler_is_planted_before_the_plan_is_made(tmp_path, capsys):
+    out = str(tmp_path / "run")
+    assert cli.run([*COMPARE, "--inject", "request-lost", "--out", out]) == 1
+    printed = words(capsys.readouterr().out)
+    assert "C19" in printed
+    assert "the plan of s2-capture-edges is broken (C19) before any arm leaves its twin" in printed
+    assert cli.run(["repro", out]) == 2  # there is no bundle
+
+
+def test_a_bundle_keeps_what_the_audit_said_of_its_plan(tmp_path, capsys):
+    out = tmp_path / "run"
+    command = [*COMPARE, "--inject", "blocks-freed-early", "--out", str(out)]
+    command[command.index("s2-capture-edges")] = "steady-mixed"
+    assert cli.run(command) == 1
+    assert cli.run(["repro", str(out)]) == 1
+    assert "at the same place" in words(capsys.readouterr().out)
+    edit(out, lambda document: document["case"].update(plan_findings=[]))
+    assert cli.run(["repro", str(out)]) == 2
+    assert "its plan cannot be: step" in capsys.readouterr().err
 
 
 def test_a_clean_run_leaves_no_bundle(tmp_path, capsys):
@@ -177,6 +344,23 @@ def test_a_search_that_breaks_changes_no_verdict(tmp_path, capsys, monkeypatch):
     assert cli.run([*COMPARE, "--inject", FAULT, "--out", str(out)]) == 1
     assert "was not found" in words(capsys.readouterr().out)
     assert not (out / "divergence").exists()
+
+
+def test_a_search_that_taps_break_goes_on_without_them(tmp_path, capsys, monkeypatch):
+    """Taps change how a graph's pool is laid out; a broken pool may then not even be captured."""
+    capture = Engine.capture
+
+    def faulty(self, *arguments):
+        if self.workers[0].taps is not None and self.graphs is not None:
+            raise RuntimeError("this pool overlaps")
+        return capture(self, *arguments)
+
+    monkeypatch.setattr(Engine, "capture", faulty)
+    out = tmp_path / "run"
+    assert cli.run([*COMPARE, "--inject", FAULT, "--out", str(out)]) == 1
+    assert "with taps it did not show again; it did in a run" in words(capsys.readouterr().out)
+    assert cli.run(["repro", str(out)]) == 1
+    assert "at the same place" in words(capsys.readouterr().out)
 
 
 def test_the_arms_are_fed_the_tokens_of_the_bundle(run_dir, capsys):
