@@ -14,8 +14,9 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRESETS = ("tiny", "small", "v2-lite-layer", "tiny-sparse")
+PRESETS = ("tiny", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe")
 DCP_BACKENDS = ("ag_rs", "a2a")
+ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
@@ -25,6 +26,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     dcp_comm_backend: how partial attention is merged over a DCP group (SPEC 9): `ag_rs` gathers
     LSEs and reduce-scatters outputs, `a2a` exchanges partial outputs with their LSEs.
+    enable_expert_parallel: deal out whole experts over all ranks; otherwise TP divides each one.
+    all2all_backend: how rows then get to their experts, one of ALL2ALL_BACKENDS.
     enable_dbo: cut steps into two microbatches (SPEC 8). The thresholds are the fewest rank-local
     tokens of a step that is cut, of one without and one with a prefill.
     """
@@ -35,6 +38,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cp_kv_cache_interleave_size: int = 1
     dcp_comm_backend: str = "ag_rs"
     enable_expert_parallel: bool = False
+    all2all_backend: str = ALL2ALL_BACKENDS[0]
     enable_dbo: bool = False
     dbo_decode_token_threshold: int = 2
     dbo_prefill_token_threshold: int = 4
@@ -155,6 +159,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise UsageError(
                 f"--dcp-backend is {parallel.dcp_comm_backend!r}: use one of "
                 f"{', '.join(DCP_BACKENDS)}."
+            )
+        if parallel.all2all_backend not in ALL2ALL_BACKENDS:
+            raise UsageError(
+                f"--all2all-backend is {parallel.all2all_backend!r}: use one of "
+                f"{', '.join(ALL2ALL_BACKENDS)}."
             )
         if interleave > 1 and world.dcp_size == 1 and world.pcp_size == 1:
             raise UsageError(

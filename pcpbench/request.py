@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pcpbench.config import (
+    ALL2ALL_BACKENDS,
     DCP_BACKENDS,
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
@@ -55,6 +56,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     spec_tokens: int = 0
     microbatch: bool = False
+    expert_parallel: bool = False
+    all2all_backend: str | None = None
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -82,6 +85,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "ag_rs, or --pcp 1."
             )
         _one_of("--dtype", self.dtype, DTYPES)
+        if self.all2all_backend is not None:
+            _one_of("--all2all-backend", self.all2all_backend, ALL2ALL_BACKENDS)
+            if not self.expert_parallel:
+                raise UsageError(
+                    f"--all2all-backend is {self.all2all_backend}, but no rows go to experts on "
+                    "other ranks: set --expert-parallel, too, or leave it out."
+                )
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= 4096:
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
         if not 0 <= self.seed < 2**63:
@@ -110,6 +120,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             cp_kv_cache_interleave_size=self.interleave,
             dcp_comm_backend=self.dcp_backend,
             enable_dbo=self.microbatch,
+            enable_expert_parallel=self.expert_parallel,
+            all2all_backend=self.all2all_backend or ALL2ALL_BACKENDS[0],
         )
 
     @property

@@ -19,6 +19,7 @@ from pcpbench.faults import (
     drafts,
     dummies,
     everywhere,
+    experts,
     graphs,
     lifetimes,
     microbatches,
@@ -56,6 +57,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *everywhere.FAULTS,
             *microbatches.FAULTS,
             *sparse.FAULTS,
+            *experts.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )
