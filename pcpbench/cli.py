@@ -16,6 +16,7 @@ from pcpbench import __version__, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
+    All2AllBackend,
     Backend,
     Base,
     Baseline,
@@ -26,6 +27,7 @@ from pcpbench.cli_options import (
     DcpBackend,
     Device,
     Dtype,
+    ExpertParallel,
     Inject,
     Interleave,
     Json,
@@ -105,6 +107,8 @@ def capture(
     launcher: Launcher = "inproc",
     seed: Seed = 0,
     microbatch: Microbatch = False,
+    expert_parallel: ExpertParallel = False,
+    all2all_backend: All2AllBackend = None,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -129,6 +133,8 @@ def capture(
             launcher=launcher,
             seed=seed,
             microbatch=microbatch,
+            expert_parallel=expert_parallel,
+            all2all_backend=all2all_backend,
         ),
         json=json,
         out=out,
@@ -180,6 +186,8 @@ def compare(
     baseline: Baseline = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
+    expert_parallel: ExpertParallel = False,
+    all2all_backend: All2AllBackend = None,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -210,6 +218,8 @@ def compare(
             launcher=launcher,
             seed=seed,
             microbatch=microbatch,
+            expert_parallel=expert_parallel,
+            all2all_backend=all2all_backend,
         ),
         feed=feed,
         repetitions=repetitions,

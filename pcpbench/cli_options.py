@@ -25,8 +25,8 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Preset: tiny, small, v2-lite-layer or tiny-sparse. auto: tiny-sparse where --pcp and "
-        "--dcp are above 1, else tiny.",
+        help="Preset: tiny, small, v2-lite-layer, tiny-sparse, tiny-moe or tiny-sparse-moe. auto: "
+        "tiny-sparse where --pcp and --dcp are above 1, else tiny.",
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
@@ -84,6 +84,22 @@ Microbatch = Annotated[
         "--microbatch",
         help="Cut steps into two microbatches (dual-batch overlap); made for it: "
         "compare eager full --microbatch --scenario s16-microbatch-cut.",
+    ),
+]
+ExpertParallel = Annotated[
+    bool,
+    typer.Option(
+        "--expert-parallel/--no-expert-parallel",
+        help="Deal out whole experts over all ranks (needs a model with experts, tiny-moe); "
+        "without it TP divides each expert.",
+    ),
+]
+All2AllBackend = Annotated[
+    str | None,
+    typer.Option(
+        "--all2all-backend",
+        help="How rows get to experts on other ranks: allgather_reducescatter (default) or "
+        "all_to_all.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]

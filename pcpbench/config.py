@@ -14,8 +14,9 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRESETS = ("tiny", "small", "v2-lite-layer", "tiny-sparse")
+PRESETS = ("tiny", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe")
 DCP_BACKENDS = ("ag_rs", "a2a")
+ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
@@ -25,6 +26,8 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     dcp_comm_backend: how partial attention is merged over a DCP group (SPEC 9): `ag_rs` gathers
     LSEs and reduce-scatters outputs, `a2a` exchanges partial outputs with their LSEs.
+    enable_expert_parallel: deal out whole experts over all ranks; otherwise TP divides each one.
+    all2all_backend: how rows then get to their experts, one of ALL2ALL_BACKENDS.
     enable_dbo: cut steps into two microbatches (SPEC 8). The thresholds are the fewest rank-local
     tokens of a step that is cut, of one without and one with a prefill.
     """
@@ -35,6 +38,7 @@ class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     cp_kv_cache_interleave_size: int = 1
     dcp_comm_backend: str = "ag_rs"
     enable_expert_parallel: bool = False
+    all2all_backend: str = ALL2ALL_BACKENDS[0]
     enable_dbo: bool = False
     dbo_decode_token_threshold: int = 2
     dbo_prefill_token_threshold: int = 4
@@ -151,11 +155,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"{cache.block_size}: use one of {_divisors(cache.block_size)}."
             )
         _check_thresholds(parallel)
-        if parallel.dcp_comm_backend not in DCP_BACKENDS:
-            raise UsageError(
-                f"--dcp-backend is {parallel.dcp_comm_backend!r}: use one of "
-                f"{', '.join(DCP_BACKENDS)}."
-            )
+        _check_backends(parallel)
         if interleave > 1 and world.dcp_size == 1 and world.pcp_size == 1:
             raise UsageError(
                 f"--interleave is {interleave}, but nothing is interleaved without context "
@@ -180,6 +180,15 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise UsageError(
                     f"--capture-sizes holds {size}: each size must be a whole number from 1 up."
                 )
+
+
+def _check_backends(parallel: ParallelConfig) -> None:
+    for flag, value, known in (
+        ("--dcp-backend", parallel.dcp_comm_backend, DCP_BACKENDS),
+        ("--all2all-backend", parallel.all2all_backend, ALL2ALL_BACKENDS),
+    ):
+        if value not in known:
+            raise UsageError(f"{flag} is {value!r}: use one of {', '.join(known)}.")
 
 
 def _check_thresholds(parallel: ParallelConfig) -> None:

@@ -54,6 +54,23 @@ class MicrobatchRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RoutingRecord:
+    """What one rank routed in one MoE layer, in the batch or in one of its microbatches.
+
+    part: the microbatch's number; 0 where the batch ran whole. chosen [rows, k]: the experts of
+    each row that this rank routed, by their number in the model, -1 for none. Without expert
+    parallelism these are its T rows. With it a rank routes C = ceil(T / tp) of them, from
+    tp_rank * C on, made up with padding; `allgather_reducescatter` has each rank route the C rows
+    of every world rank, in rank order. num_rows: rows that each expert of this rank computed.
+    """
+
+    layer: int
+    part: int
+    chosen: IntArray
+    num_rows: IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """Rank-local metadata of one step after partition and padding (R rows, T tokens after padding).
 
@@ -76,6 +93,7 @@ class RankRecord:
     order; None where a model attends to all, or the target cannot tell.
     microbatches: what the batch was cut into, in the order of its tokens; empty where it ran whole.
     spans: where the batch's own tensors lie; empty where it ran whole.
+    routing: of each MoE layer and microbatch; empty where the target cannot tell, or has none.
     """
 
     rank: int
@@ -107,6 +125,7 @@ class RankRecord:
     selected: IntArray | None = None
     microbatches: tuple[MicrobatchRecord, ...] = ()
     spans: tuple[BufferSpan, ...] = ()
+    routing: tuple[RoutingRecord, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

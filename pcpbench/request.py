@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pcpbench.config import (
+    ALL2ALL_BACKENDS,
     DCP_BACKENDS,
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
@@ -56,6 +57,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     spec_tokens: int = 0
     microbatch: bool = False
+    expert_parallel: bool = False
+    all2all_backend: str | None = None
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -88,6 +91,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--interleave is {self.interleave}: it must be a whole number from 1 up."
             )
+        self._check_experts()
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= 4096:
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
         if not 0 <= self.seed < 2**63:
@@ -98,6 +102,16 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 "tokens a decode."
             )
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
+
+    def _check_experts(self) -> None:
+        if self.all2all_backend is None:
+            return
+        _one_of("--all2all-backend", self.all2all_backend, ALL2ALL_BACKENDS)
+        if not self.expert_parallel:
+            raise UsageError(
+                f"--all2all-backend is {self.all2all_backend}, but no rows go to experts on "
+                "other ranks: set --expert-parallel, too, or leave it out."
+            )
 
     @property
     def preset(self) -> str:
@@ -116,6 +130,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             cp_kv_cache_interleave_size=self.interleave,
             dcp_comm_backend=self.dcp_backend,
             enable_dbo=self.microbatch,
+            enable_expert_parallel=self.expert_parallel,
+            all2all_backend=self.all2all_backend or ALL2ALL_BACKENDS[0],
         )
 
     @property

@@ -87,6 +87,36 @@ BAD_INPUT = [
     ("compare eager full --backend magic", 2, ["--backend is 'magic'"]),
     ("compare eager full --launcher mpi", 2, ["--launcher is 'mpi'", "inproc"]),
     ("compare eager full --feed maybe", 2, ["--feed is 'maybe'", "free-running"]),
+    (
+        "compare eager full --expert-parallel",
+        2,
+        ["--expert-parallel is set with --model tiny", "no experts", "tiny-moe"],
+    ),
+    (
+        "compare eager full --model tiny-moe --pcp 3 --expert-parallel",
+        2,
+        ["over 3 ranks", "use 1, 2, 4, 8 ranks"],
+    ),
+    (
+        "compare eager full --model tiny-moe --all2all-backend all_to_all",
+        2,
+        ["--all2all-backend is all_to_all", "set --expert-parallel"],
+    ),
+    (
+        "capture --model tiny-moe --expert-parallel --all2all-backend deepep",
+        2,
+        ["--all2all-backend is 'deepep'", "allgather_reducescatter, all_to_all"],
+    ),
+    (
+        "compare eager full --inject moe-padding-routed",
+        2,
+        ["needs a --model with experts", "--model tiny-moe --expert-parallel"],
+    ),
+    (
+        "compare eager full --model tiny-moe --inject moe-half-the-room",
+        2,
+        ["needs --expert-parallel with --all2all-backend all_to_all"],
+    ),
     ("compare eager full --spec-tokens -1", 2, ["--spec-tokens is -1", "0 to 16"]),
     ("capture --spec-tokens 17", 2, ["--spec-tokens is 17", "0 to 16"]),
     ("faults run --spec-tokens 99 --fault stale-block-rows", 2, ["--spec-tokens is 99"]),

@@ -1,4 +1,4 @@
-"""The contracts of SPEC 12 that one step's record can be held against; and C17 (for SPEC 10), C20.
+"""The contracts of SPEC 12 that one step's record can be held against; and C17, C20, C21.
 
 Owns their registry: which exist, what each costs, and the loop over them. A contract is a function
 from a `StepView` to violations; each group of them has a module of its own. What needs more than
@@ -18,6 +18,7 @@ from pcpbench.checks import (
     contract_drafts,
     contract_microbatch,
     contract_partition,
+    contract_routing,
     contract_rows,
     contract_selection,
     contract_slots,
@@ -64,6 +65,8 @@ CONTRACTS: Final = (
              contract_drafts.check_drafts),
     Contract("C20", "tokens of a sparse model attend to the keys that score best", "quick",
              contract_selection.check_selection),
+    Contract("C21", "padding reaches no expert, every token exactly its own", "quick",
+             contract_routing.check_routing),
 )  # fmt: skip
 """Every contract that `check_step` knows, in the order of their ids."""
 

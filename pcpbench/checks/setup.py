@@ -1,6 +1,6 @@
 """What the judge must be told of an arm and of a comparison before the first step.
 
-Owns two frozen settings records. Knows no step, no record and no engine.
+Owns frozen settings records. Knows no step, no record and no engine.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
+from pcpbench.config import ALL2ALL_BACKENDS
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.records import IndexTables
 from pcpbench.results import CapturedGraph
@@ -15,6 +16,29 @@ from pcpbench.world import World
 
 KINDS: Final = ("partition", "padding", "capture")
 """The drifts that SPEC 11 separates."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertSetup:
+    """The experts of a model with MoE layers, and how an arm deals them out.
+
+    top_k: experts of a token. layers: those that have experts. backend: how rows get to experts on
+    other ranks; None without expert parallelism, where every rank has a share of each.
+    """
+
+    num_experts: int
+    top_k: int
+    layers: tuple[int, ...]
+    backend: str | None = None
+
+    @property
+    def gathers(self) -> bool:
+        """Whether each rank routes the rows of all ranks."""
+        return self.backend == ALL2ALL_BACKENDS[0]
+
+    def num_local(self, world_size: int) -> int:
+        """Experts of one rank."""
+        return self.num_experts if self.backend is None else self.num_experts // world_size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +63,7 @@ class ArmSetup:
     without and one with a prefill; None where none is cut.
     index_tables: how a sparse model chooses keys; None for one that attends to all, or whose scores
     cannot be recomputed exactly.
+    experts: None for a dense model, or where the target cannot tell what is routed.
     """
 
     name: str
@@ -55,6 +80,7 @@ class ArmSetup:
     sharded_groups: tuple[bool, ...] | None = None
     ubatch_thresholds: tuple[int, int] | None = None
     index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
+    experts: ExpertSetup | None = None
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

@@ -48,6 +48,7 @@ def register_buffers(
         output = partial(getattr, worker, "hidden_states")
         book.register(f"{prefix}.hidden_states", output, scratch=True)
         _register_taps(book, worker)
+        _register_routing(book, worker)
         _register_microbatches(book, worker)
     for tp_rank, shard in enumerate(shards):
         for name in dict(shard.state_dict(keep_vars=True)):
@@ -65,6 +66,13 @@ def _register_taps(book: AddressBook, worker: Worker) -> None:
         return
     for name in worker.taps.named():
         book.register(f"rank{worker.rank}.{name}", partial(_named, worker.taps.named, name))
+
+
+def _register_routing(book: AddressBook, worker: Worker) -> None:
+    for index, own in enumerate(worker.routing_buffers()):
+        prefix = f"rank{worker.rank}." + (f"ubatch{index - 1}." if index else "")
+        for name in own.named():
+            book.register(prefix + name, partial(_named, own.named, name), scratch=True)
 
 
 def _register_microbatches(book: AddressBook, worker: Worker) -> None:

@@ -104,6 +104,7 @@ class Engine:
                 tp_size=parallel.tensor_parallel_size,
                 tp_rank=tp_rank,
                 max_model_len=model.max_model_len,
+                ep_size=parallel.world.size if parallel.enable_expert_parallel else 1,
             )
             for tp_rank in range(parallel.tensor_parallel_size)
         ]

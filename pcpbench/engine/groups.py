@@ -10,7 +10,7 @@ from pcpbench.world import World
 
 @dataclass(frozen=True)
 class RankGroups:
-    """Handles of one rank on its PCP, TP and DCP groups (SPEC 2).
+    """Handles of one rank on its PCP, TP and DCP groups (SPEC 2), and on all ranks (world).
 
     log: calls of this rank over all its groups, in order of issue.
     """
@@ -19,6 +19,7 @@ class RankGroups:
     pcp: Group
     tp: Group
     dcp: Group
+    world: Group
     log: CollectiveLog
 
 
@@ -27,11 +28,12 @@ def in_process_groups(world: World) -> list[RankGroups]:
     handles = []
     for rank in range(world.size):
         log: CollectiveLog = []
-        pcp, tp, dcp = (
+        everyone = [list(range(world.size))]
+        pcp, tp, dcp, all_ranks = (
             InProcessGroup(_group_of(rank, groups), rank, log)
-            for groups in (world.pcp_groups(), world.tp_groups(), world.dcp_groups())
+            for groups in (world.pcp_groups(), world.tp_groups(), world.dcp_groups(), everyone)
         )
-        handles.append(RankGroups(rank, pcp, tp, dcp, log))
+        handles.append(RankGroups(rank, pcp, tp, dcp, all_ranks, log))
     return handles
 
 

@@ -23,6 +23,7 @@ from pcpbench.device.turns import take_turns
 from pcpbench.engine.block_table import PAD_SLOT_ID, BlockTables
 from pcpbench.engine.input_batch import BufferViews, InputBatch
 from pcpbench.engine.prefill_keys import part_of
+from pcpbench.engine.routing import RoutingBuffers
 from pcpbench.engine.taps import PartTaps, TapBuffers
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.decoder import MLADecoder
@@ -148,6 +149,9 @@ class Microbatches:
             for _ in range(parallel.num_ubatches)
         ]
         self.contexts = [replace(context, takes_turns=True) for _ in self.buffers]
+        if isinstance(context.routing, RoutingBuffers):
+            for own in self.contexts:
+                own.routing = context.routing.of_size(-(-max_num_tokens // 2))
         self.parts: list[Microbatch] = []
         self._staging = HostStaging(block_tables.device)
 
@@ -280,6 +284,7 @@ class Microbatches:
     async def _forward_one(
         self, model: MLADecoder, part: Microbatch, context: ForwardContext, out: Tensor | None
     ) -> Tensor:
+        context.is_padding = part.batch.is_padding
         hidden: Tensor = await model(part.batch.input_ids, part.batch.positions, context)
         if out is None:
             return hidden

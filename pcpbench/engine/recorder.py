@@ -5,6 +5,7 @@ Owns the copying; judges nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from pcpbench.engine.microbatch_recorder import record_microbatches
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import StepPlan
-from pcpbench.records import AddressChange, RankRecord, StepRecord
+from pcpbench.records import AddressChange, RankRecord, RoutingRecord, StepRecord
 
 
 def record_step(
@@ -124,8 +125,19 @@ def _rank_record(
         num_accepted=None if accepted is None else _host(accepted),
         num_computed_after=None if accepted is None else _cursors(worker),
         selected=_selected(worker),
+        routing=tuple(_routing(worker)),
         **record_microbatches(worker),
     )
+
+
+def _routing(worker: Worker) -> Iterator[RoutingRecord]:
+    """What MoE layers routed, in the batch or in each of its microbatches."""
+    batches = [part.batch for part in worker.microbatches.parts] if worker.microbatches else []
+    of_parts = worker.routing_buffers()[1:]
+    if not batches and worker.local_batch is not None:
+        batches, of_parts = [worker.local_batch], worker.routing_buffers()[:1]
+    for number, (batch, own) in enumerate(zip(batches, of_parts, strict=False)):
+        yield from own.records(batch.num_tokens_after_padding, number)
 
 
 def _cursors(worker: Worker) -> NDArray[Any]:

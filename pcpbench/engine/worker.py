@@ -24,8 +24,14 @@ from pcpbench.engine.kv_cache import allocate_kv_caches
 from pcpbench.engine.microbatch import Microbatches
 from pcpbench.engine.prefill_keys import prefill_keys
 from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.routing import RoutingBuffers
 from pcpbench.engine.taps import TapBuffers
-from pcpbench.model.context import AttentionMetadata, ForwardContext, PrefillKeys
+from pcpbench.model.context import (
+    AttentionMetadata,
+    ExpertParallel,
+    ForwardContext,
+    PrefillKeys,
+)
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
@@ -133,6 +139,10 @@ class Worker:
             kv_caches=self.kv_caches,
             selected=selected,
         )
+        if parallel.enable_expert_parallel:
+            self.context.ep = ExpertParallel(groups.world, parallel.all2all_backend)
+        if shape.moe_layers:
+            self.context.routing = RoutingBuffers(shape, parallel, max_num_tokens, device)
         # A replay leaves its result here: the last thing a graph does is to copy into it.
         self.hidden_states = torch.zeros(
             (max_num_tokens, shape.hidden_size), dtype=model.dtype, device=device
@@ -162,6 +172,12 @@ class Worker:
             dtype=self.model.dtype,
             device=self.device,
         )
+
+    def routing_buffers(self) -> list[RoutingBuffers]:
+        """Of the whole batch, then of each microbatch; nothing without MoE layers."""
+        contexts = [self.context, *(self.microbatches.contexts if self.microbatches else ())]
+        found = [context.routing for context in contexts]
+        return [buffers for buffers in found if isinstance(buffers, RoutingBuffers)]
 
     @property
     def local_buffers(self) -> InputBuffers:
@@ -303,6 +319,7 @@ class Worker:
         if self.microbatches is not None and self.microbatches.parts:
             out = self.hidden_states if into_buffer else None
             return await self.microbatches.forward(self.model, out)
+        self.context.is_padding = batch.is_padding
         hidden: Tensor = await self.model(batch.input_ids, batch.positions, self.context)
         if not into_buffer:
             return hidden

@@ -82,6 +82,7 @@ def shipped(
     *contracts: str,
     setting: Setting = PCP,
     at_capture: bool = False,
+    min_tp: int = 1,
 ) -> Fault:
     """A shipped fault; what its world must have follows from the setting's.
 
@@ -96,11 +97,14 @@ def shipped(
         inject=planted(plant),
         setting=setting,
         min_pcp=min(setting.pcp, 2),
+        min_tp=min_tp,
         min_dcp=min(setting.dcp, 2),
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         needs_microbatch=setting.microbatch,
         needs_sparse=model_shape(setting.model).is_sparse,
         needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,
+        needs_experts=bool(model_shape(setting.model).moe_layers),
+        needs_backend=setting.all2all_backend if setting.expert_parallel else None,
         at_capture=at_capture,
     )

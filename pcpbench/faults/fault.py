@@ -24,6 +24,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pcpbench.config import ALL2ALL_BACKENDS
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.worker import Worker
 from pcpbench.model.presets import model_shape
@@ -40,7 +41,8 @@ class Setting:
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
     draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
-    dcp_backend: how partial attention is merged.
+    dcp_backend: how partial attention is merged. expert_parallel, all2all_backend: as on the
+    command line.
     """
 
     pcp: int = 2
@@ -55,6 +57,8 @@ class Setting:
     microbatch: bool = False
     model: str = "tiny"
     dcp_backend: str = "ag_rs"
+    expert_parallel: bool = False
+    all2all_backend: str | None = None
 
     @property
     def world(self) -> str:
@@ -71,6 +75,9 @@ class Setting:
             parts.append(self.model)
         if self.dcp_backend != "ag_rs":
             parts.append(f"dcp-backend {self.dcp_backend}")
+        if self.expert_parallel:
+            other = self.all2all_backend not in (None, ALL2ALL_BACKENDS[0])
+            parts.append(f"expert-parallel {self.all2all_backend}" if other else "expert-parallel")
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -172,8 +179,9 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_sparse, needs_dcp_backend:
-    what a setting must have for the fault to exist.
+    min_pcp, min_tp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_sparse,
+    needs_dcp_backend, needs_experts: what a setting must have for the fault to exist.
+    needs_backend: expert parallelism with this one.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -187,12 +195,15 @@ class Fault:
     inject: Injection
     setting: Setting = field(default_factory=Setting)
     min_pcp: int = 1
+    min_tp: int = 1
     min_dcp: int = 1
     max_pcp: int | None = None
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
     needs_sparse: bool = False
     needs_dcp_backend: str | None = None
+    needs_experts: bool = False
+    needs_backend: str | None = None
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -200,6 +211,8 @@ class Fault:
         """What a setting lacks for this fault, "" when it has all."""
         if setting.pcp < self.min_pcp:
             return f"needs pcp {self.min_pcp} or more"
+        if setting.tp < self.min_tp:
+            return f"needs tp {self.min_tp} or more"
         if setting.dcp < self.min_dcp:
             return f"needs dcp {self.min_dcp} or more"
         if self.max_pcp is not None and setting.pcp > self.max_pcp:
@@ -212,4 +225,16 @@ class Fault:
             return "needs a model of sparse attention, such as tiny-sparse"
         if self.needs_dcp_backend not in (None, setting.dcp_backend):
             return f"needs dcp-backend {self.needs_dcp_backend}"
+        return self._lacks_experts(setting)
+
+    def _lacks_experts(self, setting: Setting) -> str:
+        count, backend = model_shape(setting.model).n_routed_experts, None
+        if setting.expert_parallel:
+            backend = setting.all2all_backend or ALL2ALL_BACKENDS[0]
+        if self.needs_experts and not count:
+            return "needs a --model with experts"
+        if self.needs_backend is not None and backend != self.needs_backend:
+            return f"needs --expert-parallel with --all2all-backend {self.needs_backend}"
+        if backend is not None and count % (setting.pcp * setting.tp):
+            return f"needs a number of ranks that divides {count} experts"
         return ""

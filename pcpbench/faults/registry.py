@@ -22,6 +22,7 @@ from pcpbench.faults import (
     drafts,
     dummies,
     everywhere,
+    experts,
     graphs,
     lifetimes,
     microbatches,
@@ -61,6 +62,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *everywhere.FAULTS,
             *microbatches.FAULTS,
             *sparse.FAULTS,
+            *experts.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

@@ -7,6 +7,7 @@ to step or differs between ranks arrives here, so that ranks may share one modul
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from torch import Tensor
 
@@ -58,6 +59,28 @@ class AttentionMetadata:
     prefill: PrefillKeys | None = None
 
 
+class RoutingLog(Protocol):
+    """Keeps which experts a rank chose, and what its own experts got."""
+
+    def put(self, layer: int, chosen: Tensor, num_rows: Tensor) -> None:
+        """Keep copies; what is kept must survive a captured graph.
+
+        chosen: int32 [rows, k], -1 for none, of the rows that this rank routed: its own, or with
+        `allgather_reducescatter` all gathered ones. num_rows: int32 [experts of this rank].
+        """
+
+
+@dataclass(frozen=True)
+class ExpertParallel:
+    """Whole experts on each rank: the ranks that they are dealt out to, and how rows get there.
+
+    all2all_backend: `allgather_reducescatter` or `all_to_all`, see model/expert_dispatch.py.
+    """
+
+    group: Group
+    all2all_backend: str
+
+
 @dataclass
 class ForwardContext:
     """One rank's surroundings during forward passes; kept over steps, its fields are replaced.
@@ -75,6 +98,9 @@ class ForwardContext:
     breaks: attention leaves the captured segment (PIECEWISE); only under a driver that serves
     graph breaks.
     takes_turns: this is the context of one microbatch, whose pass takes turns with the others'.
+    is_padding: bool [T], which of this step's tokens are padding, as slices of a persistent buffer;
+    None where none is. ep: None where TP divides each expert, or there are none. routing: when set,
+    is handed what MoE layers routed.
     taps: when set, is handed intermediate results at the tap points of model/taps.py. Under
     capture what it does with them becomes part of the graph.
     """
@@ -91,6 +117,9 @@ class ForwardContext:
     takes_turns: bool = False
     dcp_backend: str = "ag_rs"
     selected: Tensor | None = None
+    is_padding: Tensor | None = None
+    ep: ExpertParallel | None = None
+    routing: RoutingLog | None = field(default=None, repr=False)
     taps: Taps | None = field(default=None, repr=False)
 
     def kv_group(self, layer: int) -> int:

@@ -17,6 +17,7 @@ from pcpbench.model.context import ForwardContext
 from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.mlp import GatedMLP, row_parallel
+from pcpbench.model.moe import MoE
 from pcpbench.model.presets import ModelShape
 from pcpbench.model.sparse_mla import SparseMLAAttention
 
@@ -25,9 +26,9 @@ _LOGIT_GAIN = 3.0
 
 
 class DecoderLayer(nn.Module):
-    """Attention and an MLP, each behind a norm and on a residual."""
+    """Attention and an MLP (dense, or of experts), each behind a norm and on a residual."""
 
-    def __init__(self, shape: ModelShape, layer: int, source: WeightSource) -> None:
+    def __init__(self, shape: ModelShape, layer: int, source: WeightSource, ep_size: int) -> None:
         super().__init__()
         hidden, eps = shape.hidden_size, shape.rms_norm_eps
         self.layer = layer
@@ -35,7 +36,11 @@ class DecoderLayer(nn.Module):
         self.input_norm, self.post_norm = (RMSNorm(w, eps, source.device) for w in norms)
         kind = SparseMLAAttention if shape.is_sparse else MLAAttention
         self.attention = kind(shape, layer, source)
-        self.mlp = GatedMLP(shape, source)
+        self.mlp: GatedMLP | MoE
+        if layer in shape.moe_layers:
+            self.mlp = MoE(shape, layer, source, ep_size)
+        else:
+            self.mlp = GatedMLP(shape, source)
 
     async def forward(
         self,
@@ -64,7 +69,9 @@ class MLADecoder(nn.Module):
     """The whole decoder of one TP rank.
 
     shape, dtype, device, seed: what to build. max_model_len: rows of the rotary table, the shape's
-    own limit by default. Raises UsageError for a tp_size that does not divide heads and MLP.
+    own limit by default. ep_size: world ranks that whole experts are dealt out to; 1 where TP
+    divides each expert. Raises UsageError for a tp_size that does not divide heads and MLP, and for
+    an ep_size that does not divide the experts.
     """
 
     def __init__(
@@ -76,9 +83,12 @@ class MLADecoder(nn.Module):
         tp_size: int = 1,
         tp_rank: int = 0,
         max_model_len: int | None = None,
+        ep_size: int = 1,
     ) -> None:
         super().__init__()
         shape.check_tp(tp_size)
+        if ep_size > 1:
+            shape.check_ep(ep_size)
         limit = shape.max_position_embeddings
         if max_model_len is not None and not 1 <= max_model_len <= limit:
             raise UsageError(
@@ -91,7 +101,7 @@ class MLADecoder(nn.Module):
         )
         self.embedding = source.place(source.draw(shape.vocab_size, shape.hidden_size, std=1.0))
         self.layers = nn.ModuleList(
-            DecoderLayer(shape, layer, source) for layer in range(shape.num_hidden_layers)
+            DecoderLayer(shape, layer, source, ep_size) for layer in range(shape.num_hidden_layers)
         )
         norm = source.draw(shape.hidden_size, mean=1.0, std=0.1)
         self.norm = RMSNorm(norm, shape.rms_norm_eps, source.device)

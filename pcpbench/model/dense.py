@@ -20,6 +20,7 @@ from torch import Tensor
 from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
+from pcpbench.model.moe import MoE
 from pcpbench.model.presets import ModelShape
 from pcpbench.records import IndexTable, IndexTables
 
@@ -51,8 +52,10 @@ def dense_logits(
         chosen = _chosen(layer.attention, token_ids, model.shape, device)
         x = x + _attention(normed, layer.attention, model.shape, angles, lengths, chosen)
         normed = _norm(x, layer.post_norm, model.shape)
-        gate, up = (normed @ layer.mlp.w_gate_up.float()).chunk(2, -1)
-        x = x + (gate * gate.sigmoid() * up) @ layer.mlp.w_down.float()
+        if isinstance(layer.mlp, MoE):
+            x = x + _experts(normed, layer.mlp, model.shape)
+        else:
+            x = x + _gated(normed, layer.mlp.w_gate_up, layer.mlp.w_down)
     asked = [
         part[torch.tensor(wanted, dtype=torch.int64, device=device)]
         for part, wanted in zip(x.split_with_sizes(lengths), positions, strict=True)
@@ -73,6 +76,29 @@ def index_tables(model: MLADecoder) -> IndexTables | None:
         wide = {name: table.double().cpu().numpy() for name, table in tables.items()}
         layers.append(IndexTable(**wide))
     return IndexTables(topk=model.shape.index_topk, layers=tuple(layers))
+
+
+def _gated(x: Tensor, w_gate_up: Tensor, w_down: Tensor) -> Tensor:
+    """silu(x @ gate) * (x @ up) @ down, [T, hidden]."""
+    gate, up = (x @ w_gate_up.float()).chunk(2, -1)
+    return (gate * gate.sigmoid() * up) @ w_down.float()
+
+
+def _experts(x: Tensor, moe: MoE, shape: ModelShape) -> Tensor:
+    """x: [T, hidden], normed; shared experts and routed ones, [T, hidden].
+
+    Every expert computes every token. Its weight is how far its score lies above the best score
+    that is left out, through tanh: nothing for those left out, without choosing any.
+    """
+    scores = x @ moe.w_router.float()
+    left_out = scores.sort(-1, descending=True).values[:, shape.num_experts_per_tok, None]
+    weights = (scores - left_out).relu().tanh()
+    total = torch.zeros_like(x)
+    for expert, weight in enumerate(weights.unbind(1)):
+        total += weight[:, None] * _gated(x, moe.w_gate_up[expert], moe.w_down[expert])
+    if moe.shared is not None:
+        total += _gated(x, moe.shared.w_gate_up, moe.shared.w_down)
+    return total
 
 
 def _norm(x: Tensor, norm: RMSNorm, shape: ModelShape) -> Tensor:

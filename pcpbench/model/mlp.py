@@ -15,12 +15,13 @@ from pcpbench.model.presets import ModelShape
 class GatedMLP(nn.Module):
     """silu(x @ gate) * (x @ up) @ down on one TP rank's share of the inner dimension.
 
-    `w_gate_up` [hidden, 2 * inner / tp], `w_down` [inner / tp, hidden].
+    `w_gate_up` [hidden, 2 * inner / tp], `w_down` [inner / tp, hidden]. inner: the shape's
+    intermediate_size by default.
     """
 
-    def __init__(self, shape: ModelShape, source: WeightSource) -> None:
+    def __init__(self, shape: ModelShape, source: WeightSource, inner: int | None = None) -> None:
         super().__init__()
-        hidden, inner = shape.hidden_size, shape.intermediate_size
+        hidden, inner = shape.hidden_size, inner or shape.intermediate_size
         gate = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
         up = source.share(source.draw(hidden, inner, std=hidden**-0.5), 1)
         self.w_gate_up = source.factor(torch.cat((gate, up), 1))

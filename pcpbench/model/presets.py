@@ -21,7 +21,10 @@ class ModelShape:
     qk_nope_head_dim, qk_rope_head_dim: the parts of a head's query and key without and with a
     rotary position. v_head_dim: a head's value. index_topk: keys that a token attends to, chosen by
     an indexer of index_n_heads heads of index_head_dim (sparse MLA); 0 for dense attention.
-    The other names speak for themselves.
+    n_routed_experts: 0 for a dense model. num_experts_per_tok: of them for one token.
+    n_shared_experts: that see every token. moe_intermediate_size: inner width of each expert.
+    first_k_dense_replace: layers before the first with experts. The other names speak for
+    themselves.
     """
 
     name: str
@@ -40,6 +43,11 @@ class ModelShape:
     index_n_heads: int = 0
     index_head_dim: int = 0
     index_topk: int = 0
+    n_routed_experts: int = 0
+    num_experts_per_tok: int = 0
+    n_shared_experts: int = 0
+    moe_intermediate_size: int = 0
+    first_k_dense_replace: int = 0
 
     @property
     def is_sparse(self) -> bool:
@@ -50,6 +58,12 @@ class ModelShape:
     def model_type(self) -> str:
         """The family whose attention this is, as start-up checks know it."""
         return "deepseek_v32" if self.is_sparse else "deepseek_v2"
+
+    @property
+    def moe_layers(self) -> tuple[int, ...]:
+        """The layers that have experts."""
+        first = self.first_k_dense_replace if self.n_routed_experts else self.num_hidden_layers
+        return tuple(range(first, self.num_hidden_layers))
 
     @property
     def latent_dim(self) -> int:
@@ -63,14 +77,31 @@ class ModelShape:
 
     def check_tp(self, tp_size: int) -> None:
         """Raise UsageError for a TP size that does not divide heads and MLP."""
-        common = math.gcd(self.num_attention_heads, self.intermediate_size)
-        for what in ("num_attention_heads", "intermediate_size"):
+        divided = ["num_attention_heads", "intermediate_size"]
+        divided += ["moe_intermediate_size"] if self.n_routed_experts else []
+        common = math.gcd(*(getattr(self, what) for what in divided))
+        for what in divided:
             if getattr(self, what) % tp_size:
                 sizes = [str(size) for size in range(1, common + 1) if common % size == 0]
                 raise UsageError(
                     f"--tp is {tp_size}, which does not divide the {what} of {self.name}, "
                     f"{getattr(self, what)}: use one of {', '.join(sizes)}."
                 )
+
+    def check_ep(self, world_size: int) -> None:
+        """Raise UsageError where the experts cannot be dealt out evenly over so many ranks."""
+        count = self.n_routed_experts
+        if not count:
+            raise UsageError(
+                f"--expert-parallel is set with --model {self.name}, which has no experts: use a "
+                f"model with experts, {', '.join(_moe_names())}, or leave it out."
+            )
+        if count % world_size:
+            sizes = [str(size) for size in range(1, count + 1) if count % size == 0]
+            raise UsageError(
+                f"--expert-parallel is set over {world_size} ranks (pcp x tp), which do not divide "
+                f"the n_routed_experts of {self.name}, {count}: use {', '.join(sizes)} ranks."
+            )
 
     @property
     def softmax_scale(self) -> float:
@@ -129,9 +160,31 @@ V2_LITE_LAYER: Final = ModelShape(
     max_position_embeddings=32768,
 )
 
+
+def _with_experts(shape: ModelShape, name: str) -> ModelShape:
+    """The same shape with experts in all layers but the first."""
+    return replace(
+        shape,
+        name=name,
+        n_routed_experts=8,
+        num_experts_per_tok=2,
+        n_shared_experts=1,
+        moe_intermediate_size=shape.intermediate_size // 2,
+        first_k_dense_replace=1,
+    )
+
+
+TINY_MOE: Final = _with_experts(TINY, "tiny-moe")
+TINY_SPARSE_MOE: Final = _with_experts(TINY_SPARSE, "tiny-sparse-moe")
+
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
-    shape.name: shape for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE)
+    shape.name: shape
+    for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE)
 }
+
+
+def _moe_names() -> list[str]:
+    return [name for name, shape in MODEL_SHAPES.items() if shape.n_routed_experts]
 
 
 def model_shape(name: str) -> ModelShape:

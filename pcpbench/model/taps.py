@@ -79,8 +79,11 @@ def _layer_points(layer: int, shape: ModelShape, heads: int, dcp_size: int) -> l
     ]
     if sharded:
         points.append(TapPoint(layer, "dcp_merge.out", (heads, rank), per_head=True))
-    names = ("o_proj.hidden", "post_norm.hidden", "mlp.hidden")
-    return points + [TapPoint(layer, name, hidden) for name in names]
+    points += [TapPoint(layer, name, hidden) for name in ("o_proj.hidden", "post_norm.hidden")]
+    if layer in shape.moe_layers:
+        points.append(TapPoint(layer, "router.logits", (shape.n_routed_experts,), dtype=wide))
+        points.append(TapPoint(layer, "experts.hidden", hidden, dtype=wide))
+    return [*points, TapPoint(layer, "mlp.hidden", hidden)]
 
 
 def _index_points(layer: int, shape: ModelShape, sharded: bool) -> list[TapPoint]:

@@ -59,6 +59,8 @@ SETTINGS: Final = (
     Column("decode_context_parallel_size", "", "DCP size"),
     Column("tensor_parallel_size", "", "TP size"),
     Column("cp_kv_cache_interleave_size", "", "consecutive KV positions that a DCP rank owns"),
+    Column("enable_expert_parallel", "", "whether whole experts are dealt out over all ranks"),
+    Column("all2all_backend", "", "how rows then get to experts on other ranks"),
     Column("enable_dbo", "", "whether steps are cut into microbatches"),
     Column("model", "", "preset of the decoder"),
     Column("dtype", "", "its dtype"),

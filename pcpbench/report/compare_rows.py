@@ -103,6 +103,9 @@ def _setting_cells(arm: str, settings: Mapping[str, Any]) -> dict[str, Cell]:
     cells: dict[str, Cell] = {column.name: settings.get(column.name) for column in SETTINGS}
     if kind == "reference":
         cells |= {**dict.fromkeys(PARALLEL_SIZES, 1), "enable_dbo": False}
+        cells["enable_expert_parallel"] = False
+    if not cells["enable_expert_parallel"]:
+        cells["all2all_backend"] = None
     mode = ARM_MODES.get(kind)
     cells["cudagraph_mode"] = None if mode is None else mode.name.lower()
     return cells

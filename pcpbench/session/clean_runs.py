@@ -7,6 +7,7 @@ nothing.
 from __future__ import annotations
 
 import time
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -46,6 +47,13 @@ WORLDS = (
     EngineOptions(pcp=2, model="tiny-sparse"),
     EngineOptions(pcp=1, tp=4, dcp=2, interleave=4, model="tiny-sparse", dcp_backend="a2a"),
 )
+EXPERTS: Final[tuple[dict[str, Any] | None, ...]] = (
+    None,
+    {},
+    {"expert_parallel": True},
+    {"expert_parallel": True, "all2all_backend": "all_to_all"},
+)
+"""Without experts, and with them in every way that they are dealt out."""
 ARMS = (
     ("eager", "full"),
     ("eager", "full_and_piecewise"),
@@ -95,6 +103,10 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"--spec-tokens {options.spec_tokens}")
         if options.microbatch:
             parts.append("--microbatch")
+        if options.expert_parallel:
+            parts.append("--expert-parallel")
+        if options.all2all_backend:
+            parts.append(f"--all2all-backend {options.all2all_backend}")
         if self.feed != FEEDS[0]:
             parts.append(f"--feed {self.feed}")
         return " ".join([*parts, f"--seed {options.seed}", "--repetitions 0"])
@@ -121,9 +133,9 @@ def run_clean(request: CleanRequest) -> int:
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed, with and
-    without microbatches, as often as any other (give or take one), combined by chance, each with a
-    seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the others run
-    without."""
+    without microbatches and experts, as often as any other (give or take one), combined by chance,
+    each with a seed of its own. So are numbers of draft tokens where the feed is teacher-forced;
+    the others run without."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -135,6 +147,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
     cuts = spread(2)
+    experts = spread(len(EXPERTS))
     return [
         Draw(
             scenario=names[scenarios[i]],
@@ -145,6 +158,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
                 device=device,
                 spec_tokens=0 if feeds[i] else SPEC_TOKENS[drafts[i]],
                 microbatch=bool(cuts[i]),
+                **_with_experts(WORLDS[worlds[i]], EXPERTS[experts[i]]),
             ),
             base=ARMS[arms[i]][0],
             candidate=ARMS[arms[i]][1],
@@ -152,6 +166,11 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
         )
         for i in range(num_runs)
     ]
+
+
+def _with_experts(world: EngineOptions, settings: dict[str, Any] | None) -> dict[str, Any]:
+    """The options of the world's model with experts; nothing for a model without."""
+    return {} if settings is None else {"model": f"{world.preset}-moe", **settings}
 
 
 def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
@@ -194,4 +213,6 @@ def _world(options: EngineOptions) -> str:
     parts = [f"{name} {size}" for name, size in sizes if name == "pcp" or size > 1]
     parts += [options.preset] if options.preset != "tiny" else []
     parts += [options.dcp_backend] if options.dcp_backend != "ag_rs" else []
+    parts += ["expert-parallel"] if options.expert_parallel else []
+    parts += [options.all2all_backend] if options.all2all_backend else []
     return " ".join([*parts, *(["microbatch"] if options.microbatch else [])])

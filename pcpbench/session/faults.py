@@ -376,6 +376,8 @@ def _options(setting: Setting) -> EngineOptions:
         microbatch=setting.microbatch,
         model=setting.model,
         dcp_backend=setting.dcp_backend,
+        expert_parallel=setting.expert_parallel,
+        all2all_backend=setting.all2all_backend,
     )
 
 

@@ -43,6 +43,8 @@ def lacks_in(fault: Fault, options: EngineOptions) -> str:
         microbatch=options.microbatch,
         model=options.preset,
         dcp_backend=options.dcp_backend,
+        expert_parallel=options.expert_parallel,
+        all2all_backend=options.all2all_backend,
     )
     lacks = fault.lacks(setting)
     return f"{lacks}, and the world is {setting.world}" if lacks else ""
@@ -167,4 +169,8 @@ def _flags(setting: Setting) -> str:
         flags += f" --dcp-backend {setting.dcp_backend}"
     if setting.spec_tokens:
         flags += f" --spec-tokens {setting.spec_tokens}"
+    if setting.expert_parallel:
+        flags += " --expert-parallel"
+        if setting.all2all_backend is not None:
+            flags += f" --all2all-backend {setting.all2all_backend}"
     return flags + (" --microbatch" if setting.microbatch else "")

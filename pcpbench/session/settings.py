@@ -19,6 +19,8 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "decode_context_parallel_size": parallel.decode_context_parallel_size,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "cp_kv_cache_interleave_size": parallel.cp_kv_cache_interleave_size,
+        "enable_expert_parallel": parallel.enable_expert_parallel,
+        "all2all_backend": parallel.all2all_backend,
         "enable_dbo": parallel.enable_dbo,
         "dbo_decode_token_threshold": parallel.dbo_decode_token_threshold,
         "dbo_prefill_token_threshold": parallel.dbo_prefill_token_threshold,

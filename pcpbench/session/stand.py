@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from pcpbench.checks.kv import KvArrays
-from pcpbench.checks.setup import ArmSetup, Pair
+from pcpbench.checks.setup import ArmSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
+from pcpbench.model.presets import model_shape
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import IndexTables, Notice
@@ -159,4 +160,17 @@ def _setup(
         max_model_len=config.model_config.max_model_len,
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
         index_tables=index_tables,
+        experts=_experts(config),
+    )
+
+
+def _experts(config: EngineConfig) -> ExpertSetup | None:
+    shape, parallel = model_shape(config.model_config.preset), config.parallel_config
+    if not shape.moe_layers:
+        return None
+    return ExpertSetup(
+        num_experts=shape.n_routed_experts,
+        top_k=shape.num_experts_per_tok,
+        layers=shape.moe_layers,
+        backend=parallel.all2all_backend if parallel.enable_expert_parallel else None,
     )

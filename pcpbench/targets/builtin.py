@@ -205,7 +205,10 @@ class BuiltinTarget:
         config.check()
         PCPManager.validate_config(config)
         shape = model_shape(config.model_config.preset)
-        shape.check_tp(config.parallel_config.tensor_parallel_size)
+        parallel = config.parallel_config
+        shape.check_tp(parallel.tensor_parallel_size)
+        if parallel.enable_expert_parallel:
+            shape.check_ep(parallel.world.size)
 
     def build(
         self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False

@@ -28,6 +28,9 @@ def engine_of(setting):
         dcp=setting.dcp,
         interleave=setting.interleave,
         microbatch=setting.microbatch,
+        model=setting.model,
+        expert_parallel=setting.expert_parallel,
+        all2all_backend=setting.all2all_backend,
     )
     config = options.engine_config(
         ARM_MODES["full"],

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from pcpbench.device.collectives import InProcessGroup, run_lockstep
-from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.context import AttentionMetadata, ExpertParallel, ForwardContext
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.model.presets import TINY, ModelShape
 from pcpbench.world import World
@@ -50,11 +50,20 @@ class Stand:
         seed: int = 0,
         shape: ModelShape = SHAPE,
         fill: float = 0.0,
+        all2all_backend: str | None = None,
     ) -> None:
         self.world, self.interleave, self.block_size = world or World(), interleave, block_size
         world = self.world
         self.models = [
-            MLADecoder(shape, dtype, torch.device("cpu"), seed, world.tp_size, tp_rank)
+            MLADecoder(
+                shape,
+                dtype,
+                torch.device("cpu"),
+                seed,
+                world.tp_size,
+                tp_rank,
+                ep_size=world.size if all2all_backend else 1,
+            )
             for tp_rank in range(world.tp_size)
         ]
         cache_shape = (num_blocks, block_size, shape.latent_dim)
@@ -76,6 +85,10 @@ class Stand:
             )
             for rank in range(world.size)
         ]
+        if all2all_backend:
+            for context in self.contexts:
+                everyone = InProcessGroup(tuple(range(world.size)), context.rank)
+                context.ep = ExpertParallel(everyone, all2all_backend)
         scattered = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
         self.blocks = scattered.view(-1, 8).tolist()  # request -> its blocks
 
@@ -132,6 +145,7 @@ class Stand:
                 block_tables=(table,),
                 slot_mappings=torch.tensor([slots], dtype=torch.int64),
             )
+            context.is_padding = torch.arange(size) >= len(spots[rank])
             ids = [tokens[q][p] for q, p in spots[rank]] + [0] * pad
             positions = [p for _, p in spots[rank]] + [0] * pad
             inputs.append(

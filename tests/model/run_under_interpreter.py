@@ -8,14 +8,15 @@ import sys
 
 import torch
 
-from pcpbench.model import attention_kernels, sparse_attention_kernels
+from pcpbench.model import attention_kernels, experts_kernels, sparse_attention_kernels
+
+MODULES = (attention_kernels, sparse_attention_kernels, experts_kernels)
 
 
 def main(cases_path: str, results_path: str) -> None:
     results = []
     for kind, args in torch.load(cases_path):
-        sparse = hasattr(sparse_attention_kernels, kind)
-        kernel = getattr(sparse_attention_kernels if sparse else attention_kernels, kind)
+        kernel = next(getattr(m, kind) for m in MODULES if hasattr(m, kind))
         kernel(*args)
         results.append(args[-2:])
     torch.save(results, results_path)

@@ -7,13 +7,16 @@ import torch
 
 from pcpbench.model import dense
 from pcpbench.model.decoder import MLADecoder
-from pcpbench.model.presets import SMALL, TINY, TINY_SPARSE
+from pcpbench.model.presets import SMALL, TINY, TINY_MOE, TINY_SPARSE, TINY_SPARSE_MOE
 
 CPU = torch.device("cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
-@pytest.mark.parametrize("shape", [TINY, SMALL, TINY_SPARSE], ids=lambda shape: shape.name)
+SHAPES = [TINY, SMALL, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_it_computes_what_prefill_and_decode_compute_over_the_cache(make_stand, tokens, shape):
     stand = make_stand(shape=replace(shape, max_position_embeddings=256, vocab_size=256))
     model = stand.models[0]

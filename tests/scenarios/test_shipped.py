@@ -210,6 +210,18 @@ def one_token_prefill_among_ones(plan: ScenarioPlan) -> bool:
     )
 
 
+def many_one_token_prompts_beside_few_rows(plan: ScenarioPlan) -> bool:
+    """PCP gives a prompt of one token to rank 0: the others then hold more padding than tokens."""
+    sides = [
+        (
+            sum(s.is_prefilling and s.num_scheduled_tokens == 1 for s in step.scheduled),
+            sum(s.num_scheduled_tokens for s in step.scheduled if not s.is_prefilling),
+        )
+        for step in plan.steps
+    ]
+    return sum(short >= 2 * max(1, decodes) for short, decodes in sides) >= 2
+
+
 def odd_decode_batches(plan: ScenarioPlan) -> bool:
     return any(size % 2 for size in decode_sizes(plan))
 
@@ -243,6 +255,7 @@ TRIGGERS: dict[str, Callable[[ScenarioPlan], bool]] = {
     "K01": shrinks,
     "K02": shrinks,
     "K03": shrinks_over_reused_blocks,
+    "K07": many_one_token_prompts_beside_few_rows,
     "K09": shrinks,
     "K16": s11_kv_grows_far,
     "K18": one_token_prefill_among_ones,
