@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from pcpbench.cli_options import (
+    All2AllBackend,
     Backend,
     CaptureSizes,
     Check,
@@ -18,6 +19,7 @@ from pcpbench.cli_options import (
     DcpBackend,
     Device,
     Dtype,
+    ExpertParallel,
     Inject,
     Interleave,
     Json,
@@ -75,6 +77,8 @@ def modes(
     inject: Inject = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
+    expert_parallel: ExpertParallel = False,
+    all2all_backend: All2AllBackend = None,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -103,6 +107,8 @@ def modes(
             launcher=launcher,
             seed=seed,
             microbatch=microbatch,
+            expert_parallel=expert_parallel,
+            all2all_backend=all2all_backend,
         ),
         num_prompts=prompts,
         prompt_len=prompt_len,

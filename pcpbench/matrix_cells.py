@@ -91,6 +91,8 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         flags = ["--pcp", str(sizes.pcp), "--tp", str(sizes.tp), "--dcp", str(sizes.dcp)]
         flags += ["--interleave", str(sizes.interleave), "--spec-tokens", str(self.spec_tokens)]
         flags += ["--model", self.preset]
+        if self.model == "moe":
+            flags.append("--expert-parallel")
         return [*flags, "--microbatch"] if self.microbatch else flags
 
 
