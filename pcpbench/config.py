@@ -14,7 +14,7 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRESETS = ("tiny", "small", "v2-lite-layer")
+PRESETS = ("tiny", "tiny-swa", "small", "v2-lite-layer")
 MAX_SPECULATIVE_TOKENS = 16
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
@@ -78,10 +78,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The paged KV cache. One block of a DCP group stands for block_size x dcp positions."""
+    """The paged KV cache. One block of a DCP group stands for block_size x dcp positions.
+
+    group_block_sizes: slots of a block in each KV group, where they differ: a rank that stands for
+    a whole DCP group holds block_size x dcp positions in the blocks of the sharded ones.
+    """
 
     block_size: int = 16
     num_gpu_blocks: int = 256
+    group_block_sizes: tuple[int, ...] = ()
+
+    def block_sizes(self, num_groups: int) -> list[int]:
+        """Slots of a block on this rank, one entry a KV group."""
+        return list(self.group_block_sizes) or [self.block_size] * num_groups
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -166,8 +166,11 @@ def default_capture_sizes(
     return tuple(sorted(tokens))
 
 
-def reference_config(config: EngineConfig) -> EngineConfig:
-    """The same model on one rank, eager; a block stands for as many positions as under DCP."""
+def reference_config(config: EngineConfig, block_sizes: tuple[int, ...] = ()) -> EngineConfig:
+    """The same model on one rank, eager; a block stands for as many positions as under DCP.
+
+    block_sizes: positions of a block in each KV group, where there are several.
+    """
     world, cache = config.parallel_config.world, config.cache_config
     return msgspec.structs.replace(
         config,
@@ -175,7 +178,11 @@ def reference_config(config: EngineConfig) -> EngineConfig:
         compilation_config=CompilationConfig(
             cudagraph_capture_sizes=config.compilation_config.cudagraph_capture_sizes
         ),
-        cache_config=msgspec.structs.replace(cache, block_size=cache.block_size * world.dcp_size),
+        cache_config=msgspec.structs.replace(
+            cache,
+            block_size=cache.block_size * world.dcp_size,
+            group_block_sizes=block_sizes if len(block_sizes) > 1 else (),
+        ),
     )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
-from pcpbench.model.presets import ModelShape
+from pcpbench.model.presets import SLIDING, ModelShape
 
 MAX_SCORES: Final = 2**24
 """Attention scores formed at once; longer sequences take their queries in pieces."""
@@ -96,12 +96,17 @@ def _attention(
     k = torch.cat((k_nope, k_rope), -1)
     v = torch.einsum("tr,hrv->thv", latent, attention.w_uv.float())
     parts = [part.split_with_sizes(lengths) for part in (q, k, v)]
-    values = torch.cat([_causal(*sequence) for sequence in zip(*parts, strict=True)])
+    is_sliding = bool(shape.layer_types) and shape.layer_types[attention.layer] == SLIDING
+    window = shape.sliding_window if is_sliding else 0
+    values = torch.cat([_causal(*sequence, window) for sequence in zip(*parts, strict=True)])
     return values.flatten(1) @ attention.w_o.float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence."""
+def _causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+    """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence.
+
+    window: how many positions each sees, its own among them; 0 for all.
+    """
     length, heads, width = q.shape
     q, k, v = (part.transpose(0, 1) for part in (q, k, v))
     piece = max(1, MAX_SCORES // (heads * length))
@@ -110,5 +115,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         end = min(start + piece, length)
         scores = q[:, start:end] @ k[:, :end].mT / math.sqrt(width)
         ahead = torch.ones((end - start, end), dtype=torch.bool, device=q.device).triu(start + 1)
+        if window:
+            ahead |= torch.ones_like(ahead).tril(start - window)
         values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])
     return torch.cat(values, 1).transpose(0, 1)

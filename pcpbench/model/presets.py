@@ -7,10 +7,14 @@ with a published `config.json` line by line.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pcpbench.errors import UsageError
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
+
+SLIDING: Final = "sliding_attention"
+FULL: Final = "full_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +23,9 @@ class ModelShape:
 
     kv_lora_rank: width of the latent that stands for all heads' keys and values.
     qk_nope_head_dim, qk_rope_head_dim: the parts of a head's query and key without and with a
-    rotary position. v_head_dim: a head's value. The other names speak for themselves.
+    rotary position. v_head_dim: a head's value. layer_types: each layer's attention, all full where
+    empty; a `sliding_attention` layer's queries see sliding_window positions, their own among them.
+    The other names speak for themselves.
     """
 
     name: str
@@ -35,6 +41,31 @@ class ModelShape:
     max_position_embeddings: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    sliding_window: int = 0
+    layer_types: tuple[str, ...] = ()
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The layers by KV group: those with full attention first, then the sliding ones.
+
+        Only the first is sharded by DCP: a window's few positions are not worth a merge over ranks.
+        """
+        if not self.layer_types:
+            return ONE_GROUP
+        full, sliding = (
+            tuple(i for i, found in enumerate(self.layer_types) if found == kind)
+            for kind in (FULL, SLIDING)
+        )
+        return KVGroup(full), KVGroup(sliding, self.sliding_window, dcp_sharded=False)
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The KV group of each layer; empty where all are in group 0."""
+        return tuple(int(kind == SLIDING) for kind in self.layer_types)
+
+    def group_of(self, layer: int) -> KVGroup:
+        """The KV group of a layer."""
+        return self.kv_groups[self.layer_groups[layer] if self.layer_groups else 0]
 
     @property
     def latent_dim(self) -> int:
@@ -77,6 +108,16 @@ TINY: Final = ModelShape(
     max_position_embeddings=8192,
 )
 
+# Two KV groups, and a window that is no multiple of a block: layers of one group are not neighbours,
+# and layer 0 is not in group 0.
+TINY_SWA: Final = replace(
+    TINY,
+    name="tiny-swa",
+    num_hidden_layers=3,
+    sliding_window=24,
+    layer_types=(SLIDING, FULL, SLIDING),
+)
+
 SMALL: Final = ModelShape(
     name="small",
     hidden_size=256,
@@ -110,7 +151,7 @@ V2_LITE_LAYER: Final = ModelShape(
 )
 
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
-    shape.name: shape for shape in (TINY, SMALL, V2_LITE_LAYER)
+    shape.name: shape for shape in (TINY, TINY_SWA, SMALL, V2_LITE_LAYER)
 }
 
 

@@ -155,6 +155,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     plan = make_plan(
         load_scenario(draw.scenario),
         vocab_size=model_shape(options.model).vocab_size,
+        kv_groups=model_shape(options.model).kv_groups,
         dcp_size=options.dcp,
         seed=options.seed,
         num_speculative_tokens=options.spec_tokens,

@@ -103,6 +103,7 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
         make_plan(
             scenario,
             vocab_size=model_shape(options.model).vocab_size,
+            kv_groups=model_shape(options.model).kv_groups,
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,

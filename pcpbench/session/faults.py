@@ -318,6 +318,7 @@ def _plan(setting: Setting) -> ScenarioPlan:
     return make_plan(
         load_scenario(setting.scenario),
         vocab_size=model_shape(options.model).vocab_size,
+        kv_groups=model_shape(options.model).kv_groups,
         dcp_size=setting.dcp,
         seed=options.seed,
         num_speculative_tokens=setting.spec_tokens,

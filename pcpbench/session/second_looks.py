@@ -39,7 +39,7 @@ class SecondLooks:
         between = arm.replay_idle(wanted)
         if not between:
             return
-        kv = KvArrays(arm.kv_caches())
+        kv = KvArrays(arm.kv_caches(), arm.kv_groups)
         self._judge.observe_idle_replays(arm.label, kv, arm.block_tables(), between)
         self._judge.observe_late(arm.record(step, self._scenario), between)
         self._run_again(arm, step, between)
@@ -48,4 +48,4 @@ class SecondLooks:
         arm.wipe(self._judge.slots_of(arm.label))
         again = arm.run_again(step, self._scenario)
         if again is not None:
-            self._judge.observe_again(again, KvArrays(arm.kv_caches()), between)
+            self._judge.observe_again(again, KvArrays(arm.kv_caches(), arm.kv_groups), between)

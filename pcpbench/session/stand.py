@@ -12,6 +12,7 @@ from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
+from pcpbench.model.presets import model_shape
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Notice
@@ -79,7 +80,7 @@ class StandBuilder:
             block_size=plan.block_sizes[0] // self._options.dcp,
             num_blocks=plan.num_blocks,
         )
-        return reference_config(config) if spec.is_reference else config
+        return reference_config(config, plan.block_sizes) if spec.is_reference else config
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -127,13 +128,15 @@ def _capture(arm: Arm) -> tuple[Change, ...]:
     kv = [[cache.copy() for cache in layers] for layers in arm.kv_caches()]
     tables = copy_tables(arm.block_tables())
     arm.capture()
-    after = KvArrays(arm.kv_caches())
-    return tuple(changed_by_capture(KvArrays(kv), after, tables, arm.block_tables()))
+    after = KvArrays(arm.kv_caches(), arm.kv_groups)
+    before = KvArrays(kv, arm.kv_groups)
+    return tuple(changed_by_capture(before, after, tables, arm.block_tables()))
 
 
 def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
     padded = spec.mode is not CUDAGraphMode.NONE and not spec.replays
     parallel = config.parallel_config
+    groups = model_shape(config.model_config.preset).kv_groups
     thresholds = (parallel.dbo_decode_token_threshold, parallel.dbo_prefill_token_threshold)
     return ArmSetup(
         name=spec.label,
@@ -147,5 +150,6 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         captured=arm.captured if spec.replays else None,
         decode_query_len=config.decode_query_len,
         max_model_len=config.model_config.max_model_len,
+        sharded_groups=tuple(group.dcp_sharded for group in groups),
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
     )

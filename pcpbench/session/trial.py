@@ -243,7 +243,10 @@ class Trial:
             self._judge.observe_failure(violation)
 
     def _views(self) -> dict[str, KvArrays]:
-        return {label: KvArrays(arm.kv_caches()) for label, arm in self.stand.arms.items()}
+        return {
+            label: KvArrays(arm.kv_caches(), arm.kv_groups)
+            for label, arm in self.stand.arms.items()
+        }
 
     def _tables(self) -> dict[str, Tables]:
         return {label: arm.block_tables() for label, arm in self.stand.arms.items()}
@@ -275,7 +278,7 @@ class Trial:
                 yield broken_by_poison(clean[number], poison, error)
                 return
             record = arm.record(step, self.plan.scenario)
-            rows = live.written_rows(step, KvArrays(arm.kv_caches()))
+            rows = live.written_rows(step, KvArrays(arm.kv_caches(), arm.kv_groups))
             written = self._written[arm.label][number]
             yield from compare_poisoned(clean[number], record, written, rows, poison)
             live.leave(step)

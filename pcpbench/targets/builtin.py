@@ -131,6 +131,11 @@ class BuiltinArm:
         """
         return [[_as_numpy(cache) for cache in worker.kv_caches] for worker in self.engine.workers]
 
+    @property
+    def kv_groups(self) -> tuple[int, ...]:
+        """The KV group of each cache of a rank; empty where all are in group 0."""
+        return self.engine.workers[0].context.kv_groups
+
     def block_tables(self) -> list[list[NDArray[Any]]]:
         """Global block tables of every rank and KV group, without a copy on a CPU."""
         return [

@@ -92,6 +92,10 @@ class Arm(Protocol):
         16-bit types come as their raw bits in float32-widened form: see the target.
         """
 
+    @property
+    def kv_groups(self) -> tuple[int, ...]:
+        """The KV group of each of these caches; empty where all are in group 0."""
+
     def block_tables(self) -> list[list[NDArray[Any]]]:
         """Global block tables as [rank][KV group][request slots, columns], valid until the next
         step."""

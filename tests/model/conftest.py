@@ -183,8 +183,10 @@ def attention_case(
     extra_tokens: int = 0,
     extra_rows: int = 0,
     seed: int = 0,
+    window: int = 0,
 ) -> AttentionCase:
-    """rows: (seq_len, query tokens). All that must not be read is NaN or far out of range.
+    """rows: (seq_len, query tokens). All that must not be read is NaN or far out of range: with a
+    window, keys that no query of the row sees, and the table columns that hold nothing else.
 
     The expectation walks over tokens and positions, one by one.
     """
@@ -208,12 +210,16 @@ def attention_case(
         mine = [p for p in range(length) if owned(p, d, r, i)]
         used = -(-len(mine) // block_size)
         table[row, :used] = ids[row, :used].int()
-        for index, position in enumerate(mine):
+        oldest = max(0, length - n + 1 - window) if window else 0
+        unseen = sum(p < oldest for p in mine)
+        table[row, : unseen // block_size] = 2**30
+        for index, position in list(enumerate(mine))[unseen:]:
             cache[ids[row, index // block_size], index % block_size] = keys[position]
         queries = torch.randn(n, heads, width, generator=generator).to(dtype)
         q[starts[-1] : starts[-1] + n] = queries
         for j in range(n):
-            seen = keys[[p for p in mine if p <= length - n + j]].double()
+            at = length - n + j
+            seen = keys[[p for p in mine if p <= at and (not window or p > at - window)]].double()
             if len(seen):
                 scores = queries[j].double() @ seen.T * scale
                 out[starts[-1] + j] = scores.softmax(-1) @ seen[:, :rank]
@@ -232,6 +238,7 @@ def attention_case(
         d,
         r,
         i,
+        window,
     )
     return AttentionCase(args, out, lse)
 
