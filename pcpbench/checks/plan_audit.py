@@ -59,17 +59,24 @@ class _PlanAudit:
         self._plan = plan
         self._asked = {request.req_id: request for request in plan.requests}
         self._progress: dict[str, _Progress] = {}
-        self._blocks = BlockAudit(plan.num_blocks, plan.block_sizes)
+        self._blocks = BlockAudit(plan.num_blocks, plan.block_sizes, plan.sliding_windows)
         self._time_s = 0.0
 
     def step(self, place: int, step: StepPlan) -> Iterator[Finding]:
-        """Findings of one step: who leaves, who enters, blocks, then what is scheduled."""
+        """Findings of one step: who leaves, blocks that are back, who enters, blocks, then what is scheduled."""
         if step.index != place:
             yield "index", f"step {place} of the plan calls itself {step.index}"
         if step.time_s < self._time_s:
             yield "time_s", f"the clock runs back from {self._time_s:g} s to {step.time_s:g} s"
         self._time_s = step.time_s
         yield from self._leave(step)
+        computed = {
+            name: request.num_computed
+            for name, request in self._progress.items()
+            if request.is_running
+        }
+        for message in self._blocks.recycle(step.freed_block_ids, computed):
+            yield "freed_block_ids", message
         for new in step.new_requests:
             for message in self._enter(step, new):
                 yield "new_requests", f"request {new.req_id} {message}"
