@@ -171,7 +171,7 @@ def _mla_attention_cpu(
     for row, num_keys in enumerate(local):
         num_queries = starts[row + 1] - starts[row]
         if sliding_window and num_queries > 0:
-            firsts[row] = int(_num_owned(_behind(lengths[row] - num_queries, sliding_window), *dcp))
+            firsts[row] = int(_num_owned(_unseen(lengths[row] - num_queries, sliding_window), *dcp))
         if num_queries > 0 and min(num_keys, capacity) > firsts[row]:
             groups.setdefault(num_queries, []).append(row)
     if sum(num_queries * len(rows) for num_queries, rows in groups.items()) != q.shape[0]:
@@ -183,12 +183,11 @@ def _mla_attention_cpu(
         before, visible = None, np.array(num_keys)[:, None]
         if num_queries > 1:
             ends = np.array([lengths[row] for row in rows])[:, None]
-            upto = ends - np.arange(num_queries - 1, -1, -1)
-            owned = _num_owned(upto, *dcp)
-            visible = np.maximum(visible - (owned[:, -1:] - owned), 0)
+            visible = np.maximum(visible - _owned_behind(ends, num_queries, *dcp), 0)
             if sliding_window:
-                unseen = _num_owned(_behind(upto - 1, sliding_window), *dcp)
-                before = unseen - np.array(first)[:, None]
+                places = ends - np.arange(num_queries, 0, -1)
+                before = _num_owned(_unseen(places, sliding_window), *dcp)
+                before -= np.array(first)[:, None]
                 visible = np.where(visible > before, visible, 0)
                 before = np.where(visible, before, 0)
         table = block_table.numpy()[_run(rows, 1)]
@@ -205,9 +204,14 @@ def _run(starts: list[int], length: int) -> slice | IntArray:
     return (np.array(starts)[:, None] + np.arange(length)).reshape(-1)
 
 
-def _behind(position: Any, sliding_window: int) -> Any:
-    """Positions that a query at `position` does not see any more: 17 at 40 with a window of 24."""
-    return np.maximum(position + 1 - sliding_window, 0)
+def _owned_behind(
+    seq_lens: IntArray, num_queries: int, dcp_size: int, dcp_rank: int, cp_interleave: int
+) -> IntArray:
+    """How many positions after each query token this rank owns; seq_lens [rows, 1]."""
+    upto = seq_lens - np.arange(num_queries - 1, -1, -1)
+    owned = _num_owned(upto, dcp_size, dcp_rank, cp_interleave)
+    behind: IntArray = owned[:, -1:] - owned
+    return behind
 
 
 def _num_owned(upto: Any, dcp_size: int, dcp_rank: int, cp_interleave: int) -> IntArray:
@@ -216,6 +220,11 @@ def _num_owned(upto: Any, dcp_size: int, dcp_rank: int, cp_interleave: int) -> I
     share = np.clip(upto % period - dcp_rank * cp_interleave, 0, cp_interleave)
     owned: IntArray = upto // period * cp_interleave + share
     return owned
+
+
+def _unseen(position: Any, sliding_window: int) -> Any:
+    """How many positions a query at `position` does not see: 17 at 40 with a window of 24."""
+    return np.maximum(position + 1 - sliding_window, 0)
 
 
 def _gather_keys(
