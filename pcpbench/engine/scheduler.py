@@ -80,6 +80,7 @@ class Scheduler:
     tokens that are left. When blocks run out, the request admitted last gives its own back and
     waits at the head of the queue, to be prefilled again from its tokens so far. Blocks that lie
     before a sliding window for good are free from the next step on, while their request runs.
+    groups_and_spans: each KV group and how many positions one of its block ids stands for.
     """
 
     def __init__(
@@ -98,8 +99,9 @@ class Scheduler:
         accepts: how many of its draft tokens a request accepts in its next step.
         """
         self._limits = limits
-        self._groups = tuple(kv_groups)
-        self._spans = [group.span(limits.block_size, dcp_size) for group in kv_groups]
+        self.groups_and_spans = tuple(
+            (group, group.span(limits.block_size, dcp_size)) for group in kv_groups
+        )
         self._num_speculative_tokens, self._accepts = num_speculative_tokens, accepts
         self._pool = BlockPool(limits.num_blocks)
         self._waiting: deque[Request] = deque()
@@ -187,8 +189,8 @@ class Scheduler:
             if sum(self._missing_blocks(request, num_tokens)) > self._pool.num_free:
                 return
             self._running.append(self._waiting.popleft())
-            request.block_ids = [[] for _ in self._groups]
-            request.num_freed = [0] * len(self._groups)
+            request.block_ids = [[] for _ in self.groups_and_spans]
+            request.num_freed = [0 for _ in self.groups_and_spans]
             step.admitted.append(
                 NewRequest(
                     req_id=request.req_id,
@@ -228,7 +230,7 @@ class Scheduler:
     def _missing_blocks(self, request: Request, num_tokens: int) -> list[int]:
         """Blocks to get, one number a group; span 16, 15 computed + 2 scheduled: 2 - 1 = 1."""
         num_positions = request.num_computed_tokens + num_tokens
-        needed = [blocks_for(num_positions, span) for span in self._spans]
+        needed = [blocks_for(num_positions, span) for _, span in self.groups_and_spans]
         if not request.block_ids:
             return needed
         held = map(len, request.block_ids)
@@ -241,7 +243,7 @@ class Scheduler:
         40 computed and a window of 24, positions 0 .. 16 are unseen, which is one block of 16.
         """
         freed = []
-        for index, (group, span) in enumerate(zip(self._groups, self._spans, strict=True)):
+        for index, (group, span) in enumerate(self.groups_and_spans):
             num_unseen = group.num_unseen(request.num_computed_tokens) // span
             count = num_unseen - request.num_freed[index]
             freed.append(tuple(request.block_ids[index][:count]))

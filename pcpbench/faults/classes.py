@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from pcpbench.faults.fault import Fault, Setting, Site, planted
+from pcpbench.model.presets import model_shape
 
 
 class FaultClass(NamedTuple):
@@ -65,6 +66,8 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm 37164", "vllm 45357", "LMCache 2327")),
     "K37": FaultClass("a shape that should have a whole graph has none",
                       ("vllm-ascend 16049", "vllm 37865")),
+    "K40": FaultClass("a KV group is given another one's blocks, shards or window",
+                      ("vllm 42273", "vllm 30887", "sglang 25834")),
 }  # fmt: skip
 
 PCP: Final = Setting()
@@ -98,5 +101,6 @@ def shipped(
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         needs_microbatch=setting.microbatch,
+        needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
         at_capture=at_capture,
     )

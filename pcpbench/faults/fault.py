@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.worker import Worker
+from pcpbench.model.presets import model_shape
 
 PARTITION_DRIFT: Final = "partition drift"
 PADDING_DRIFT: Final = "padding drift"
@@ -38,7 +39,7 @@ class Setting:
 
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
-    draft tokens of a decode. microbatch: whether steps are cut into microbatches.
+    draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
     """
 
     pcp: int = 2
@@ -51,6 +52,7 @@ class Setting:
     checks: str = "quick"
     spec_tokens: int = 0
     microbatch: bool = False
+    model: str = "tiny"
 
     @property
     def world(self) -> str:
@@ -63,6 +65,8 @@ class Setting:
             parts.append(f"spec-tokens {self.spec_tokens}")
         if self.microbatch:
             parts.append("microbatch")
+        if self.model != "tiny":
+            parts.append(self.model)
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -164,8 +168,8 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch: what a setting must have for the
-    fault to exist.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups: what a setting must
+    have for the fault to exist; the last is a model with several KV groups.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -183,6 +187,7 @@ class Fault:
     max_pcp: int | None = None
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
+    needs_kv_groups: bool = False
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -198,4 +203,6 @@ class Fault:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
+        if self.needs_kv_groups and len(model_shape(setting.model).kv_groups) == 1:
+            return "needs a model with several KV groups, such as tiny-swa"
         return ""

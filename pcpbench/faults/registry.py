@@ -20,6 +20,7 @@ from pcpbench.faults import (
     dummies,
     everywhere,
     graphs,
+    kv_groups,
     lifetimes,
     microbatches,
     numerics,
@@ -54,6 +55,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *partition.FAULTS,
             *everywhere.FAULTS,
             *microbatches.FAULTS,
+            *kv_groups.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

@@ -310,6 +310,7 @@ def _options(setting: Setting) -> EngineOptions:
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
         microbatch=setting.microbatch,
+        model=setting.model,
     )
 
 

@@ -31,6 +31,7 @@ def fault_named(name: str, options: EngineOptions) -> Fault:
         interleave=options.interleave,
         spec_tokens=options.spec_tokens,
         microbatch=options.microbatch,
+        model=options.model,
     )
     lacks = fault.lacks(setting)
     if lacks:
@@ -73,6 +74,8 @@ def _flags(setting: Setting) -> str:
     flags = f"--pcp {setting.pcp} --tp {setting.tp}"
     if setting.dcp > 1:
         flags += f" --dcp {setting.dcp} --interleave {setting.interleave}"
+    if setting.model != "tiny":
+        flags += f" --model {setting.model}"
     if setting.spec_tokens:
         flags += f" --spec-tokens {setting.spec_tokens}"
     return flags + (" --microbatch" if setting.microbatch else "")

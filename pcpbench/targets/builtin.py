@@ -134,7 +134,7 @@ class BuiltinArm:
     @property
     def kv_groups(self) -> tuple[int, ...]:
         """The KV group of each cache of a rank; empty where all are in group 0."""
-        return self.engine.workers[0].context.kv_groups
+        return self.engine.shape.layer_groups
 
     def block_tables(self) -> list[list[NDArray[Any]]]:
         """Global block tables of every rank and KV group, without a copy on a CPU."""
