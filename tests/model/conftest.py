@@ -37,7 +37,10 @@ def num_owned(length: int, dcp_size: int, dcp_rank: int, interleave: int) -> int
 
 
 class Stand:
-    """All ranks of a world over one small decoder; block k of request q is scattered on purpose."""
+    """All ranks of a world over one small decoder; block k of request q is scattered on purpose.
+
+    KV groups have equal tables: each layer has a cache of its own.
+    """
 
     def __init__(
         self,
@@ -69,9 +72,11 @@ class Stand:
                     torch.full(cache_shape, fill, dtype=dtype)
                     for _ in range(shape.num_hidden_layers)
                 ],
+                kv_groups=shape.layer_groups,
             )
             for rank in range(world.size)
         ]
+        self.num_groups = len(shape.kv_groups)
         scattered = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
         self.blocks = scattered.view(-1, 8).tolist()  # request -> its blocks
 
@@ -125,8 +130,8 @@ class Stand:
                 dcp_local_seq_lens=torch.tensor(local + [0] * extra_rows, dtype=torch.int32)
                 if d > 1
                 else None,
-                block_tables=(table,),
-                slot_mappings=torch.tensor([slots], dtype=torch.int64),
+                block_tables=(table,) * self.num_groups,
+                slot_mappings=torch.tensor([slots] * self.num_groups, dtype=torch.int64),
             )
             ids = [tokens[q][p] for q, p in spots[rank]] + [0] * pad
             positions = [p for _, p in spots[rank]] + [0] * pad
