@@ -127,6 +127,13 @@ def test_a_block_that_changed_hands_before_a_window_is_its_new_owners(kit):
     first = origin(kit, arm, twin, "partition", spoil, plan).first
     assert (first.what, first.slot, first.req_id, first.position) == ("wrong", 5, "r1", 1)
 
+    def unplanned(step, arrays):
+        if step.index == 1:  # the cache's last slot, which is what -1 would index
+            arrays[0][0].reshape(-1, WIDTH)[159] = 9.0
+
+    first = origin(kit, arm, twin, "partition", unplanned, plan).first
+    assert (first.what, first.slot, first.req_id) == ("unplanned", 159, None)
+
 
 def test_a_layer_before_a_rank_and_a_rank_before_a_slot(kit):
     def spoil(step, arrays):
