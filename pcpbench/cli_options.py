@@ -13,7 +13,9 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Interleave = Annotated[
     int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")
 ]
-Model = Annotated[str, typer.Option("--model", help="Preset: tiny, small or v2-lite-layer.")]
+Model = Annotated[
+    str, typer.Option("--model", help="Preset: tiny, tiny-swa, small or v2-lite-layer.")
+]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 CaptureSizes = Annotated[
     str | None,

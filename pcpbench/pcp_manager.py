@@ -298,8 +298,9 @@ class PCPManager:
     ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Attention inputs of a partitioned batch (SPEC 9).
 
-        num_computed_tokens: int32 [request slots], for groups with a sliding window. Returns the tables of its rows, one [rows after padding, columns] a KV group, and the
-        gathered slots, see `prepare_slot_mappings`.
+        num_computed_tokens: int32 [request slots], for groups with a sliding window. Returns the
+        tables of its rows, one [rows after padding, columns] a KV group, and the gathered
+        slots, see `prepare_slot_mappings`.
         """
         block_tables, _ = self._tables()
         tables = block_tables.gather_block_tables(

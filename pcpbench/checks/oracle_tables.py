@@ -125,8 +125,9 @@ class RequestBook:
     def slots(
         self, req_id: str, group: int, positions: IntArray, dcp_size: int, interleave: int
     ) -> tuple[IntArray, IntArray]:
-        """Slot on its owner, and the owning DCP rank, of each position; PAD past the last block and in
-        blocks that were given back.
+        """Slot on its owner, and the owning DCP rank, of each position.
+
+        PAD past the last block and in blocks that were given back.
 
         Block size 4, dcp 2, interleave 2: one block id stands for 8 positions, dealt out in runs of
         2. Position 13 lies in the table's second block at offset 5, on rank (5 // 2) % 2 = 0, as

@@ -57,7 +57,9 @@ class BlockAudit:
                 del self._owner[block]
 
     def recycle(
-        self, freed_block_ids: Mapping[str, tuple[tuple[int, ...], ...]], computed: Mapping[str, int]
+        self,
+        freed_block_ids: Mapping[str, tuple[tuple[int, ...], ...]],
+        computed: Mapping[str, int],
     ) -> Iterator[str]:
         """Take back blocks before a window, while their requests run; what is wrong with that.
 
@@ -84,8 +86,8 @@ class BlockAudit:
         holding = self._held[req_id]
         held, name = holding.blocks[group], f"request {req_id}"
         if tuple(held[: len(blocks)]) != blocks:
-            first = _ids((tuple(held[: len(blocks)]),))
-            yield f"{name} gives back blocks {_ids((blocks,))}; its first ones are {first}"
+            right = _ids((tuple(held[: len(blocks)]),))
+            yield f"{name} gives back blocks {_ids((blocks,))}; its first ones are {right}"
         for block in blocks:
             if self._owner.get(block) == req_id:
                 del self._owner[block]

@@ -1,8 +1,8 @@
 """Which KV blocks each request owns, and the tables and slots that a step derives from it (SPEC 9).
 
 Owns the block ids of all requests, one table a KV group, and the persistent tensors that attention
-reads. Knows no schedule: ids come from the plan. The Triton twins of the functions at the end are in
-block_table_kernels.py.
+reads. Knows no schedule: ids come from the plan. The Triton twins of the functions at the end are
+in block_table_kernels.py.
 """
 
 from __future__ import annotations
@@ -149,9 +149,10 @@ class BlockTables:
         idx_mapping: int32 [num_reqs], -1 for a dummy's row, which is zeroed. out: one int32 [at
         least num_reqs_padded, columns] a group; the rank's own `input_block_tables` by default.
         num_computed_tokens: int32 [request slots], where each request's next query begins: columns
-        before the reach of that are zeroed in the groups that have one. None leaves them. Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there. Whole
-        rows are copied: columns past a row's last block may hold ids of an earlier tenant of the
-        slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
+        before the reach of that are zeroed in the groups that have one. None leaves
+        them. Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there.
+        Whole rows are copied: columns past a row's last block may hold ids of an earlier tenant of
+        the slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
         group. Raises ValueError when the rows do not fit.
         """
         targets = self.input_block_tables if out is None else out
@@ -237,9 +238,7 @@ class BlockTables:
         return named
 
 
-def _one_a_group(
-    name: str, values: Sequence[_T] | None, num_groups: int, default: _T
-) -> list[_T]:
+def _one_a_group(name: str, values: Sequence[_T] | None, num_groups: int, default: _T) -> list[_T]:
     if values is None:
         return [default] * num_groups
     if len(values) != num_groups:

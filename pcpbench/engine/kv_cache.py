@@ -23,8 +23,8 @@ def allocate_kv_caches(
 ) -> list[Tensor]:
     """One zeroed cache a layer, [num_blocks, block_size, latent_dim].
 
-    latent_dim = kv_lora_rank + rope dimensions. block_size counts slots on this rank, one number for
-    all layers or one for each; under DCP a block stands for block_size x dcp positions.
+    latent_dim = kv_lora_rank + rope dimensions. block_size counts slots on this rank, one number
+    for all layers or one for each; under DCP a block stands for block_size x dcp positions.
     """
     sizes = [block_size] * num_layers if isinstance(block_size, int) else block_size
     return [

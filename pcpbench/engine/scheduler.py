@@ -13,15 +13,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from pcpbench.engine.block_pool import BlockPool
+from pcpbench.engine.plan_limits import flag, resolve_limits
 from pcpbench.errors import UsageError
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.acceptance import num_accepted
-from pcpbench.scenarios.fields import field_problem
-from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
+from pcpbench.scenarios.limits import blocks_for, request_problem
 from pcpbench.scenarios.prompts import prompt_token_ids
 from pcpbench.scenarios.schema import Limits, RequestSpec, Scenario
 
@@ -291,13 +289,13 @@ def make_plan(
     One block id of a sharded KV group stands for block_size x dcp_size positions and `num_blocks`
     stays as it is, so DCP multiplies the capacity, as it does in a deployment. Where blocks are not
     scarce the steps are the same for every dcp_size; only the block ids differ. The KV groups share
-    one pool: no two groups ever hold the same id. The last step is idle and hands back the requests that finished
-    before it, so a worker ends empty. num_speculative_tokens: draft tokens that every decode
-    verifies; the token budget is raised where it has no room for them. Raises UsageError for limits
-    that exclude each other and for a request that could never finish under them.
+    one pool: no two groups ever hold the same id. The last step is idle and hands back the requests
+    that finished before it, so a worker ends empty. num_speculative_tokens: draft tokens that every
+    decode verifies; the token budget is raised where it has no room for them. Raises UsageError for
+    limits that exclude each other and for a request that could never finish under them.
     """
     query_len = 1 + num_speculative_tokens
-    limits = _resolve_limits(
+    limits = resolve_limits(
         scenario.limits,
         {
             "max_num_seqs": max_num_seqs,
@@ -320,7 +318,7 @@ def make_plan(
         )
         if problem is not None:
             raise UsageError(
-                f"{_flag(problem.field)} {problem.reason} (request {spec.req_id!r} of scenario "
+                f"{flag(problem.field)} {problem.reason} (request {spec.req_id!r} of scenario "
                 f"{scenario.name!r})."
             )
     scheduler = Scheduler(
@@ -381,33 +379,6 @@ def _run_clock(
         clock += 1
     steps.append(scheduler.schedule(len(steps), clock * scenario.step_time_s))
     return steps
-
-
-def _resolve_limits(limits: Limits, overrides: dict[str, int | None], query_len: int) -> Limits:
-    """The limits of a plan whose decodes have query_len tokens."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    for name, value in given.items():
-        reason = field_problem(Limits, name, value)
-        if reason is not None:
-            raise UsageError(f"{_flag(name)} {reason}.")
-    num_seqs = given.get("max_num_seqs", limits.max_num_seqs if query_len > 1 else 0)
-    budget = max(limits.max_num_batched_tokens, num_seqs * query_len)
-    given.setdefault("max_num_batched_tokens", budget)
-    resolved = msgspec.structs.replace(limits, **given)
-    if query_len > 1 and resolved.max_num_batched_tokens < resolved.max_num_seqs * query_len:
-        raise UsageError(
-            f"--max-num-batched-tokens is {resolved.max_num_batched_tokens}: "
-            f"{resolved.max_num_seqs} decodes of {query_len} tokens need "
-            f"{resolved.max_num_seqs * query_len}."
-        )
-    problem = limits_problem(resolved)
-    if problem is not None:
-        raise UsageError(f"{_flag(problem.field)} {problem.reason}.")
-    return resolved
-
-
-def _flag(field_name: str) -> str:
-    return "--" + field_name.replace("_", "-")
 
 
 def _request(scenario: str, spec: RequestSpec, vocab_size: int, seed: int) -> Request:

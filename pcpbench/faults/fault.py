@@ -168,8 +168,8 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups: what a setting must
-    have for the fault to exist; the last is a model with several KV groups.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups: what a setting
+    must have for the fault to exist; the last is a model with several KV groups.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.

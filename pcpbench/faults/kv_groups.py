@@ -101,7 +101,7 @@ def local_lengths_for_whole_group(site: Site) -> None:
     _attend(site, change)
 
 
-def _slots(site: Site, change: Callable[[BlockTables, Tensor], None]) -> None:
+def _slots(site: Site, change: Callable[[BlockTables, Tensor], object]) -> None:
     def faulty(compute: Callable[..., Tensor], self: BlockTables, *args: Any, **kw: Any) -> Tensor:
         slots = compute(self, *args, **kw)
         if self.num_kv_cache_groups > 1:
@@ -191,7 +191,9 @@ def recycled_by_host_cursor(site: Site) -> None:
             believed[request.req_id] = share.num_computed_tokens + share.num_scheduled_tokens
         original(self, step)
 
-    def recycle(original: Callable[..., None], self: Scheduler, request: Request, step: Any) -> None:
+    def recycle(
+        original: Callable[..., None], self: Scheduler, request: Request, step: Any
+    ) -> None:
         known = request.num_computed_tokens
         request.num_computed_tokens = max(known, believed.get(request.req_id, 0))
         sound = [group.num_unseen(known) // span for group, span in self.groups_and_spans]

@@ -98,11 +98,11 @@ def _attention(
     parts = [part.split_with_sizes(lengths) for part in (q, k, v)]
     is_sliding = bool(shape.layer_types) and shape.layer_types[attention.layer] == SLIDING
     window = shape.sliding_window if is_sliding else 0
-    values = torch.cat([_causal(*sequence, window) for sequence in zip(*parts, strict=True)])
+    values = torch.cat([_causal(*one, window=window) for one in zip(*parts, strict=True)])
     return values.flatten(1) @ attention.w_o.float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, window: int) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
     """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence.
 
     window: how many positions each sees, its own among them; 0 for all.

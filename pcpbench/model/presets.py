@@ -108,7 +108,7 @@ TINY: Final = ModelShape(
     max_position_embeddings=8192,
 )
 
-# Two KV groups, and a window that is no multiple of a block: layers of one group are not neighbours,
+# Two KV groups, and a window that is no multiple of a block. Layers of one group are no neighbours,
 # and layer 0 is not in group 0.
 TINY_SWA: Final = replace(
     TINY,

@@ -42,6 +42,7 @@ WORLDS = (
     EngineOptions(pcp=1, tp=4, dcp=2, interleave=4),
     EngineOptions(pcp=1, tp=4, dcp=4, interleave=2),
 )
+MODELS = ("tiny", "tiny-swa")
 ARMS = (
     ("eager", "full"),
     ("eager", "full_and_piecewise"),
@@ -83,7 +84,7 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
         """The command line of the same comparison."""
         options = self.options
         parts = [f"pcpbench compare {self.base} {self.candidate} --scenario {self.scenario}"]
-        for name in ("pcp", "tp", "dcp", "interleave", "dtype"):
+        for name in ("pcp", "tp", "dcp", "interleave", "model", "dtype"):
             value = getattr(options, name)
             if name == "pcp" or value != getattr(EngineOptions(), name):
                 parts.append(f"--{name} {value}")
@@ -116,10 +117,10 @@ def run_clean(request: CleanRequest) -> int:
 
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
-    """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed, with and
-    without microbatches, as often as any other (give or take one), combined by chance, each with a
-    seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the others run
-    without."""
+    """Settings of `num_runs` runs: every scenario, world, model, dtype, pair of arms and feed, with
+    and without microbatches, as often as any other (give or take one), combined by chance, each
+    with a seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the
+    others run without."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -130,12 +131,13 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
-    cuts = spread(2)
+    cuts, models = spread(2), spread(len(MODELS))
     return [
         Draw(
             scenario=names[scenarios[i]],
             options=msgspec.structs.replace(
                 WORLDS[worlds[i]],
+                model=MODELS[models[i]],
                 dtype=DTYPES[kinds[i]],
                 seed=int(seeds[i]),
                 device=device,
@@ -189,4 +191,6 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
 def _world(options: EngineOptions) -> str:
     sizes = [(name, getattr(options, name)) for name in ("pcp", "tp", "dcp", "interleave")]
     parts = [f"{name} {size}" for name, size in sizes if name == "pcp" or size > 1]
+    if options.model != MODELS[0]:
+        parts.append(options.model)
     return " ".join([*parts, *(["microbatch"] if options.microbatch else [])])

@@ -238,7 +238,7 @@ def test_kv_groups_do_not_share_a_block(sound):
 
 
 class Sliding(Sound):
-    """One request in blocks of 2 that sees 3 positions: from 6 on blocks 1, from 7 on 2 are back."""
+    """One request in blocks of 2 that sees 3 positions: at 5 block 1 is back, at 6 block 2."""
 
     def __init__(self, kit):
         super().__init__(kit)

@@ -247,7 +247,9 @@ def test_columns_before_the_reach_are_the_null_block_in_what_attention_gets():
         [0, 22, 23, 0],  # 8 sees 4 .. 8
         [0] * 4,
     ]
-    assert tables.block_tables[1][0].tolist() == [21, 22, 23, 0], "stale ids stay in the worker's own"
+    assert tables.block_tables[1][0].tolist() == [21, 22, 23, 0], (
+        "stale ids stay in the worker's own"
+    )
     (_, untouched) = tables.gather_block_tables(ids(0), 1)
     assert untouched[0].tolist() == [21, 22, 23, 0]
 

@@ -17,6 +17,7 @@ def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
         ([draw.scenario for draw in draws], len(shipped_names())),
         ([(d.options.pcp, d.options.tp, d.options.dcp, d.options.interleave) for d in draws], 8),
         ([(draw.base, draw.candidate) for draw in draws], 5),
+        ([draw.options.model for draw in draws], 2),
         ([draw.options.dtype for draw in draws], 3),
         ([draw.feed for draw in draws], 2),
         ([draw.options.microbatch for draw in draws], 2),
@@ -34,7 +35,7 @@ def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
 def one_draw(monkeypatch):
     draw = next(
         draw
-        for draw in draw_runs(200, 0, "cpu")
+        for draw in draw_runs(2000, 0, "cpu")
         if draw.candidate == "full" and draw.options.pcp == 2 and draw.scenario.startswith("s2")
     )
     monkeypatch.setattr(clean_runs, "draw_runs", lambda *arguments: [draw])
