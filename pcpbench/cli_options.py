@@ -27,6 +27,13 @@ MaxNumSeqs = Annotated[
 SpecTokens = Annotated[
     int, typer.Option("--spec-tokens", help="Draft tokens each decode verifies, such as 3.")
 ]
+DynamicSpec = Annotated[
+    str,
+    typer.Option(
+        "--dynamic-spec",
+        help="Verify fewer drafts: off, as many in a step, or each request its own number.",
+    ),
+]
 FaultPcp = Annotated[
     int | None,
     typer.Option("--pcp", help="World for all faults; default: each fault's smallest."),

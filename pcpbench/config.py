@@ -16,6 +16,7 @@ from pcpbench.world import World
 DTYPES = ("float32", "bfloat16", "float16")
 PRESETS = ("tiny", "tiny-swa", "small", "v2-lite-layer")
 MAX_SPECULATIVE_TOKENS = 16
+DYNAMIC_SPEC = ("off", "step", "request")
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
@@ -113,12 +114,17 @@ class CompilationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding as far as a start-up check needs to know it."""
+    """Speculative decoding as far as a start-up check needs to know it.
+
+    dynamic: whether decodes verify fewer drafts than num_speculative_tokens: `off`, as many for all
+    in a `step`, or each `request` its own number.
+    """
 
     method: str = "mtp"
     num_speculative_tokens: int = 1
     use_multi_module_mtp: bool = False
     draft_uses_mla: bool = True
+    dynamic: str = "off"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +149,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def decode_query_len(self) -> int:
         """Query tokens of one decode request: the sampled token and the drafts."""
         return 1 + self.num_speculative_tokens
+
+    @property
+    def has_dynamic_drafts(self) -> bool:
+        """Whether decodes may verify fewer draft tokens than num_speculative_tokens."""
+        return self.speculative_config is not None and self.speculative_config.dynamic != "off"
 
     def check(self) -> None:
         """Raise UsageError for settings that no engine could run, whatever its graph mode."""

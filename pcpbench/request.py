@@ -12,6 +12,7 @@ import msgspec
 from pcpbench.config import (
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
+    DYNAMIC_SPEC,
     MAX_SPECULATIVE_TOKENS,
     PRESETS,
     CacheConfig,
@@ -49,6 +50,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     seed: int = 0
     spec_tokens: int = 0
     microbatch: bool = False
+    dynamic_spec: str = "off"
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -76,6 +78,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--spec-tokens is {self.spec_tokens}: use 0 to {MAX_SPECULATIVE_TOKENS} draft "
                 "tokens a decode."
+            )
+        _one_of("--dynamic-spec", self.dynamic_spec, DYNAMIC_SPEC)
+        if self.dynamic_spec != "off" and not self.spec_tokens:
+            raise UsageError(
+                f"--dynamic-spec is {self.dynamic_spec} without draft tokens: set --spec-tokens to "
+                "the most that a decode verifies, or leave --dynamic-spec out."
             )
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
 
@@ -129,7 +137,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         speculative = None
         if self.spec_tokens:
-            speculative = SpeculativeConfig(num_speculative_tokens=self.spec_tokens)
+            speculative = SpeculativeConfig(
+                num_speculative_tokens=self.spec_tokens, dynamic=self.dynamic_spec
+            )
         return EngineConfig(
             parallel_config=self.parallel_config,
             model_config=ModelConfig(

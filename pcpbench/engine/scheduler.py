@@ -18,7 +18,7 @@ from pcpbench.engine.plan_limits import flag, resolve_limits
 from pcpbench.errors import UsageError
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
-from pcpbench.scenarios.acceptance import num_accepted
+from pcpbench.scenarios.acceptance import num_accepted, num_drafts
 from pcpbench.scenarios.limits import blocks_for, request_problem
 from pcpbench.scenarios.prompts import prompt_token_ids
 from pcpbench.scenarios.schema import Limits, RequestSpec, Scenario
@@ -58,11 +58,12 @@ class Request:
 
 @dataclass
 class _Step:
-    """The step being put together. budget: tokens that may still be scheduled.
+    """The step being put together: its place in the plan, and tokens that may still be scheduled.
 
     scheduled keeps the order of scheduling: decodes, running prefills, then admissions.
     """
 
+    index: int
     budget: int
     scheduled: dict[str, tuple[Request, ScheduledRequest]] = field(default_factory=dict)
     admitted: list[NewRequest] = field(default_factory=list)
@@ -89,18 +90,21 @@ class Scheduler:
         dcp_size: int = 1,
         num_speculative_tokens: int = 0,
         accepts: Callable[[Request, int], int] = lambda request, num_drafts: num_drafts,
+        drafts: Callable[[Request, int], int] | None = None,
     ) -> None:
         """dcp_size: ranks that share the positions of a sharded KV group.
 
         num_speculative_tokens: draft tokens of a decode.
 
-        accepts: how many of its draft tokens a request accepts in its next step.
+        accepts: how many of its draft tokens a request accepts in its next step. drafts: how many a
+        request verifies in the step of this index; all by default.
         """
         self._limits = limits
         self.groups_and_spans = tuple(
             (group, group.span(limits.block_size, dcp_size)) for group in kv_groups
         )
-        self._num_speculative_tokens, self._accepts = num_speculative_tokens, accepts
+        self._accepts = accepts
+        self._drafts = drafts or (lambda request, index: num_speculative_tokens)
         self._pool = BlockPool(limits.num_blocks)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -117,7 +121,7 @@ class Scheduler:
 
     def schedule(self, index: int, time_s: float) -> StepPlan:
         """The next step, taken as done: its tokens count as computed and sampled afterwards."""
-        step = _Step(budget=self._limits.max_num_batched_tokens)
+        step = _Step(index, budget=self._limits.max_num_batched_tokens)
         finished, self._finished = self._finished, []
         for request in self._running:
             self._recycle(request, step)
@@ -146,18 +150,18 @@ class Scheduler:
         max_num_seqs x (1 + num_speculative_tokens) leaves each decode its tokens.
         """
         for request in list(self._running):
-            num_tokens = min(self._num_wanted(request), step.budget)
+            num_tokens = min(self._num_wanted(request, index=step.index), step.budget)
             if request in self._running and num_tokens:
                 self._make_room(request, num_tokens, step)
             if request in self._running and num_tokens:
                 self._take(request, num_tokens, step)
 
-    def _num_wanted(self, request: Request) -> int:
+    def _num_wanted(self, request: Request, index: int) -> int:
         """A decode takes one token and its drafts, fewer of them where the sequence must end."""
         if request.is_prefilling:
             return request.prefill_len - request.num_computed_tokens
         room = self._limits.max_model_len - request.num_computed_tokens
-        return min(1 + self._num_speculative_tokens, room)
+        return min(1 + self._drafts(request, index), room)
 
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> None:
         """Preempt from the end of the admission order until `request` fits; it may be itself.
@@ -282,6 +286,7 @@ def make_plan(
     seed: int = 0,
     kv_groups: Sequence[KVGroup] = ONE_GROUP,
     num_speculative_tokens: int = 0,
+    dynamic_spec: str = "off",
 ) -> ScenarioPlan:
     """All steps of a scenario; a limit that is given wins over the scenario's own.
 
@@ -291,7 +296,8 @@ def make_plan(
     scarce the steps are the same for every dcp_size; only the block ids differ. The KV groups share
     one pool: no two groups ever hold the same id. The last step is idle and hands back the requests
     that finished before it, so a worker ends empty. num_speculative_tokens: draft tokens that every
-    decode verifies; the token budget is raised where it has no room for them. Raises UsageError for
+    decode verifies; the token budget is raised where it has no room for them. dynamic_spec: whether
+    decodes verify fewer of them (`acceptance.num_drafts`). Raises UsageError for
     limits that exclude each other and for a request that could never finish under them.
     """
     query_len = 1 + num_speculative_tokens
@@ -326,8 +332,17 @@ def make_plan(
         kv_groups=kv_groups,
         dcp_size=dcp_size,
         num_speculative_tokens=num_speculative_tokens,
-        accepts=lambda request, num_drafts: num_accepted(
-            scenario.name, request.req_id, request.num_output_tokens, num_drafts, seed
+        accepts=lambda request, count: num_accepted(
+            scenario.name, request.req_id, request.num_output_tokens, count, seed
+        ),
+        drafts=lambda request, index: num_drafts(
+            scenario.name,
+            request.req_id,
+            request.num_output_tokens,
+            num_speculative_tokens,
+            dynamic_spec,
+            index,
+            seed,
         ),
     )
     arrivals = deque(

@@ -321,9 +321,13 @@ class Worker:
                 tokens,
             )
         samples = np.array([request.samples for request in plan.scheduled], dtype=np.bool_)
+        computed = np.array([request.num_computed_tokens for request in plan.scheduled])
         self.request_state.post_update(
             batch.idx_mapping_np, batch.num_scheduled_tokens, samples, tokens
         )
+        # Where the step before had drafts the host knows by now what became of them.
+        after = computed + batch.num_scheduled_tokens
+        self.request_state.num_computed_tokens_np[batch.idx_mapping_np] = after
         return None
 
 

@@ -101,6 +101,7 @@ def shipped(
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         needs_microbatch=setting.microbatch,
+        needs_dynamic_spec=setting.dynamic_spec != "off",
         needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
         at_capture=at_capture,
     )

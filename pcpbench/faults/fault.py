@@ -40,6 +40,7 @@ class Setting:
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
     draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
+    dynamic_spec: whether decodes verify fewer drafts, as on the command line.
     """
 
     pcp: int = 2
@@ -53,6 +54,7 @@ class Setting:
     spec_tokens: int = 0
     microbatch: bool = False
     model: str = "tiny"
+    dynamic_spec: str = "off"
 
     @property
     def world(self) -> str:
@@ -63,6 +65,8 @@ class Setting:
             parts.append(f"interleave {self.interleave}")
         if self.spec_tokens:
             parts.append(f"spec-tokens {self.spec_tokens}")
+        if self.dynamic_spec != "off":
+            parts.append(f"dynamic-spec {self.dynamic_spec}")
         if self.microbatch:
             parts.append("microbatch")
         if self.model != "tiny":
@@ -168,8 +172,9 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups: what a setting
-    must have for the fault to exist; the last is a model with several KV groups.
+    min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
+    needs_dynamic_spec: what a setting must have for the fault to exist; a model with several KV
+    groups, draft tokens that vary in number.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -188,6 +193,7 @@ class Fault:
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
     needs_kv_groups: bool = False
+    needs_dynamic_spec: bool = False
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -203,6 +209,8 @@ class Fault:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
+        if self.needs_dynamic_spec and setting.dynamic_spec == "off":
+            return "needs --dynamic-spec"
         if self.needs_kv_groups and len(model_shape(setting.model).kv_groups) == 1:
             return "needs a model with several KV groups, such as tiny-swa"
         return ""

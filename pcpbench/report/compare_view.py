@@ -126,6 +126,8 @@ def _compared(result: CompareResult) -> str:
     sizes = " ".join(f"{short} {settings[name]}" for short, name in names if name in settings)
     if settings.get("num_speculative_tokens"):
         sizes += f" spec-tokens {settings['num_speculative_tokens']}"
+    if settings.get("dynamic_spec", "off") != "off":
+        sizes += f" (dynamic by {settings['dynamic_spec']})"
     sizes += ", microbatches" if settings.get("enable_dbo") else ""
     settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")

@@ -161,6 +161,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
         dcp_size=options.dcp,
         seed=options.seed,
         num_speculative_tokens=options.spec_tokens,
+        dynamic_spec=options.dynamic_spec,
     )
     target = BuiltinTarget(device, resolve_backend("auto", device))
     ladder = build_ladder(draw.base, draw.candidate)

@@ -108,6 +108,7 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,
             num_speculative_tokens=options.spec_tokens,
+            dynamic_spec=options.dynamic_spec,
         )
         for scenario in choose_scenarios(request.scenarios)
     ]

@@ -309,6 +309,7 @@ def _options(setting: Setting) -> EngineOptions:
         interleave=setting.interleave,
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
+        dynamic_spec=setting.dynamic_spec,
         microbatch=setting.microbatch,
         model=setting.model,
     )
@@ -323,4 +324,5 @@ def _plan(setting: Setting) -> ScenarioPlan:
         dcp_size=setting.dcp,
         seed=options.seed,
         num_speculative_tokens=setting.spec_tokens,
+        dynamic_spec=setting.dynamic_spec,
     )

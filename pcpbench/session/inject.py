@@ -30,6 +30,7 @@ def fault_named(name: str, options: EngineOptions) -> Fault:
         dcp=options.dcp,
         interleave=options.interleave,
         spec_tokens=options.spec_tokens,
+        dynamic_spec=options.dynamic_spec,
         microbatch=options.microbatch,
         model=options.model,
     )
@@ -78,4 +79,6 @@ def _flags(setting: Setting) -> str:
         flags += f" --model {setting.model}"
     if setting.spec_tokens:
         flags += f" --spec-tokens {setting.spec_tokens}"
+    if setting.dynamic_spec != "off":
+        flags += f" --dynamic-spec {setting.dynamic_spec}"
     return flags + (" --microbatch" if setting.microbatch else "")

@@ -149,6 +149,7 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         capture_sizes=config.compilation_config.cudagraph_capture_sizes,
         captured=arm.captured if spec.replays else None,
         decode_query_len=config.decode_query_len,
+        has_dynamic_drafts=config.has_dynamic_drafts,
         max_model_len=config.model_config.max_model_len,
         sharded_groups=tuple(group.dcp_sharded for group in groups),
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
