@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import torch
 
-from pcpbench.config import DTYPES
+from pcpbench.config import DTYPES, DYNAMIC_SPEC
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.scheduler import make_plan
@@ -90,6 +90,8 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
                 parts.append(f"--{name} {value}")
         if options.spec_tokens:
             parts.append(f"--spec-tokens {options.spec_tokens}")
+        if options.dynamic_spec != "off":
+            parts.append(f"--dynamic-spec {options.dynamic_spec}")
         if options.microbatch:
             parts.append("--microbatch")
         if self.feed != FEEDS[0]:
@@ -120,7 +122,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     """Settings of `num_runs` runs: every scenario, world, model, dtype, pair of arms and feed, with
     and without microbatches, as often as any other (give or take one), combined by chance, each
     with a seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the
-    others run without."""
+    others run without. Where there are drafts their number varies or not."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -132,6 +134,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
     cuts, models = spread(2), spread(len(MODELS))
+    dynamic = spread(len(DYNAMIC_SPEC))
     return [
         Draw(
             scenario=names[scenarios[i]],
@@ -142,6 +145,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
                 seed=int(seeds[i]),
                 device=device,
                 spec_tokens=0 if feeds[i] else SPEC_TOKENS[drafts[i]],
+                dynamic_spec=DYNAMIC_SPEC[dynamic[i] if drafts[i] and not feeds[i] else 0],
                 microbatch=bool(cuts[i]),
             ),
             base=ARMS[arms[i]][0],

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.engine.block_pool import BlockPool
 from pcpbench.engine.scheduler import Scheduler, make_plan
 from pcpbench.errors import UsageError
@@ -272,6 +273,29 @@ def test_a_rejected_draft_keeps_its_window() -> None:
     )
     assert sum(s.num_rejected_tokens for step in plan.steps for s in step.scheduled) > 3
     assert Replay(plan, 3).num_freed > 20
+
+
+def decode_lens(plan: ScenarioPlan) -> list[set[int]]:
+    steps = [
+        {s.num_scheduled_tokens for s in step.scheduled if not s.is_prefilling}
+        for step in plan.steps
+    ]
+    return [found for found in steps if found]
+
+
+def test_drafts_vary_by_step_or_by_request_and_never_exceed_the_most() -> None:
+    made = scenario(entry(5, 30), entry(9, 40), entry(2, 25, at_step=3))
+    plans = {
+        dynamic: make_plan(made, vocab_size=50, num_speculative_tokens=3, dynamic_spec=dynamic)
+        for dynamic in ("off", "step", "request")
+    }
+    assert decode_lens(plans["off"]) == [{4}] * len(decode_lens(plans["off"]))
+    by_step, by_request = decode_lens(plans["step"]), decode_lens(plans["request"])
+    assert all(len(found) == 1 for found in by_step)
+    assert any(len(found) > 1 for found in by_request)
+    assert set().union(*by_step) == set().union(*by_request) == {1, 2, 3, 4}
+    for plan in plans.values():
+        assert list(plan_violations(plan)) == []
 
 
 def test_a_window_needs_fewer_blocks_than_the_whole_length() -> None:

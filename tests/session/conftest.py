@@ -31,6 +31,7 @@ class Bench:
             dcp_size=self.options.dcp,
             max_num_seqs=self.options.max_num_seqs,
             num_speculative_tokens=self.options.spec_tokens,
+            dynamic_spec=self.options.dynamic_spec,
         )
         target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
         builder = StandBuilder(target, build_ladder(base, candidate), self.options, "cpu")
