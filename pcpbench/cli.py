@@ -13,17 +13,19 @@ from typing import Annotated
 
 import typer
 
-from pcpbench import __version__
+from pcpbench import __version__, cli_runs
 from pcpbench.arguments import refuse_empty
 from pcpbench.cli_options import (
     Backend,
     CaptureSizes,
     Check,
     Dcp,
+    DcpBackend,
     Device,
     Dtype,
     DynamicSpec,
     FaultInterleave,
+    FaultModel,
     FaultPcp,
     FaultSpecTokens,
     Interleave,
@@ -57,6 +59,7 @@ scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check sce
 app.add_typer(scenarios_app, name="scenarios")
 faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
 app.add_typer(faults_app, name="faults")
+cli_runs.register(app)
 
 
 def _show_version(asked: bool) -> None:
@@ -89,7 +92,8 @@ def capture(
     dcp: Dcp = 1,
     tp: Tp = 1,
     interleave: Interleave = 1,
-    model: Model = "tiny",
+    dcp_backend: DcpBackend = "ag_rs",
+    model: Model = "auto",
     dtype: Dtype = "float32",
     capture_sizes: CaptureSizes = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -113,6 +117,7 @@ def capture(
             dcp=dcp,
             tp=tp,
             interleave=interleave,
+            dcp_backend=dcp_backend,
             model=model,
             dtype=dtype,
             capture_sizes=capture_sizes,
@@ -149,7 +154,8 @@ def compare(
     dcp: Dcp = 1,
     tp: Tp = 1,
     interleave: Interleave = 1,
-    model: Model = "tiny",
+    dcp_backend: DcpBackend = "ag_rs",
+    model: Model = "auto",
     dtype: Dtype = "float32",
     capture_sizes: CaptureSizes = None,
     max_num_seqs: MaxNumSeqs = None,
@@ -197,6 +203,7 @@ def compare(
             dcp=dcp,
             tp=tp,
             interleave=interleave,
+            dcp_backend=dcp_backend,
             model=model,
             dtype=dtype,
             capture_sizes=capture_sizes,
@@ -307,12 +314,14 @@ def faults_run(
     dcp: Annotated[int | None, typer.Option("--dcp", help="Decode context parallel size.")] = None,
     interleave: FaultInterleave = None,
     spec_tokens: FaultSpecTokens = None,
+    model: FaultModel = None,
     device: Device = "auto",
     check: Check = "quick",
     microbatch: Microbatch = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
+    json: Json = False,
 ) -> None:
     """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
     from pcpbench.session.faults import FaultsRequest, run_faults
@@ -325,10 +334,12 @@ def faults_run(
         dcp=dcp,
         interleave=interleave,
         spec_tokens=spec_tokens,
+        model=model,
         device=device,
         checks=check,
         microbatch=microbatch,
         markdown=markdown,
+        json=json,
     )
     raise typer.Exit(run_faults(request))
 

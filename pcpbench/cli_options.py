@@ -13,8 +13,16 @@ Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Interleave = Annotated[
     int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")
 ]
+DcpBackend = Annotated[
+    str, typer.Option("--dcp-backend", help="How DCP merges attention: ag_rs or a2a.")
+]
 Model = Annotated[
-    str, typer.Option("--model", help="Preset: tiny, tiny-swa, small or v2-lite-layer.")
+    str,
+    typer.Option(
+        "--model",
+        help="Preset: tiny, tiny-swa, small, v2-lite-layer or tiny-sparse. auto: tiny-sparse where "
+        "--pcp and --dcp are above 1, else tiny.",
+    ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
 CaptureSizes = Annotated[
@@ -40,6 +48,9 @@ FaultPcp = Annotated[
 ]
 FaultInterleave = Annotated[
     int | None, typer.Option("--interleave", help="Consecutive KV positions of a DCP rank.")
+]
+FaultModel = Annotated[
+    str | None, typer.Option("--model", help="Preset for all faults; default: each fault's.")
 ]
 FaultSpecTokens = Annotated[
     int | None, typer.Option("--spec-tokens", help="Draft tokens of a decode.")

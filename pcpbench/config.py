@@ -14,7 +14,8 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRESETS = ("tiny", "tiny-swa", "small", "v2-lite-layer")
+PRESETS = ("tiny", "tiny-swa", "small", "v2-lite-layer", "tiny-sparse")
+DCP_BACKENDS = ("ag_rs", "a2a")
 MAX_SPECULATIVE_TOKENS = 16
 DYNAMIC_SPEC = ("off", "step", "request")
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
@@ -23,6 +24,8 @@ DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 class ParallelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Sizes of the parallel dimensions (SPEC 2) and how KV positions are dealt out (SPEC 7).
 
+    dcp_comm_backend: how partial attention is merged over a DCP group (SPEC 9): `ag_rs` gathers
+    LSEs and reduce-scatters outputs, `a2a` exchanges partial outputs with their LSEs.
     enable_dbo: cut steps into two microbatches (SPEC 8). The thresholds are the fewest rank-local
     tokens of a step that is cut, of one without and one with a prefill.
     """
@@ -168,6 +171,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 f"{cache.block_size}: use one of {_divisors(cache.block_size)}."
             )
         _check_thresholds(parallel)
+        if parallel.dcp_comm_backend not in DCP_BACKENDS:
+            raise UsageError(
+                f"--dcp-backend is {parallel.dcp_comm_backend!r}: use one of "
+                f"{', '.join(DCP_BACKENDS)}."
+            )
         if interleave > 1 and world.dcp_size == 1 and world.pcp_size == 1:
             raise UsageError(
                 f"--interleave is {interleave}, but nothing is interleaved without context "

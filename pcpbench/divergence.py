@@ -48,9 +48,9 @@ class KvOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The first KV slot that an arm wrote wrongly.
 
     what: `non-finite`, `wrong` (not what the twin holds there), `unplanned` (a slot that the plan
-    does not let this step write). phase: `prefill`, `decode` or `dummy`. req_id, position: whose
-    token the slot holds, None for a slot that belongs to no request. found, expected: the first few
-    values of the slot that differ.
+    does not let this step write). tensor: `kv_cache` or `index_cache`, whose layer it is. phase:
+    `prefill`, `decode` or `dummy`. req_id, position: whose token the slot holds, None for a slot
+    that belongs to no request. found, expected: the first few values of the slot that differ.
     """
 
     what: str
@@ -64,6 +64,7 @@ class KvOrigin(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     position: int | None = None
     found: tuple[str, ...] = ()
     expected: tuple[str, ...] = ()
+    tensor: str = "kv_cache"
 
 
 class Accusation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

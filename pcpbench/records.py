@@ -72,6 +72,8 @@ class RankRecord:
     num_accepted [requests that sample]: draft tokens that this rank's device accepted.
     num_computed_after [scheduled requests]: the device's cursors after the step. Both None for a
     step without drafts, or where the target cannot tell.
+    selected [layers, T, index_topk]: the positions that each token attends to, -1 for none, in any
+    order; None where a model attends to all, or the target cannot tell.
     microbatches: what the batch was cut into, in the order of its tokens; empty where it ran whole.
     spans: where the batch's own tensors lie; empty where it ran whole.
     """
@@ -102,8 +104,30 @@ class RankRecord:
     sampled_rows: IntArray | None = None
     num_accepted: IntArray | None = None
     num_computed_after: IntArray | None = None
+    selected: IntArray | None = None
     microbatches: tuple[MicrobatchRecord, ...] = ()
     spans: tuple[BufferSpan, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTable:
+    """What an indexer of one layer scores keys by, where each token id has whole numbers of its own
+    (V ids, I heads of width E): query [V, I, E], key [V, E], weights [V, I], all float64.
+
+    The score of a key is the sum over heads of weight * max(0, query . key).
+    """
+
+    query: NDArray[np.float64]
+    key: NDArray[np.float64]
+    weights: NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class IndexTables:
+    """How a sparse model chooses keys: topk a token, and a table a layer."""
+
+    topk: int
+    layers: tuple[IndexTable, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 
 from pcpbench.config import (
+    DCP_BACKENDS,
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
     DYNAMIC_SPEC,
@@ -24,8 +25,12 @@ from pcpbench.config import (
     SpeculativeConfig,
 )
 from pcpbench.errors import UsageError
+from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.scenarios.loader import choose_scenarios
+
+AUTO = "auto"
+"""The model that the parallel sizes call for."""
 
 FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
@@ -40,7 +45,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     dcp: int = 1
     tp: int = 1
     interleave: int = 1
-    model: str = "tiny"
+    dcp_backend: str = "ag_rs"
+    model: str = AUTO
     dtype: str = "float32"
     capture_sizes: str | None = None
     max_num_seqs: int | None = None
@@ -54,12 +60,6 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
-        if self.pcp > 1 and self.dcp > 1:  # before World lists sizes that would be refused next
-            raise UsageError(
-                f"--dcp is {self.dcp} with --pcp {self.pcp}: every preset has dense latent "
-                "attention, of which the ranks would gather unequal amounts: use --dcp 1, or "
-                "--pcp 1 with a --tp that --dcp divides."
-            )
         world = self.parallel_config.world
         if world.size > MAX_RANKS:
             raise UsageError(
@@ -68,7 +68,21 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"--launcher is {self.launcher!r}: use {', '.join(LAUNCHERS)}.")
-        _one_of("--model", self.model, PRESETS)
+        _one_of("--model", self.model, (AUTO, *PRESETS))
+        if self.pcp > 1 and self.dcp > 1 and not MODEL_SHAPES[self.preset].is_sparse:
+            sparse = [name for name, shape in MODEL_SHAPES.items() if shape.is_sparse]
+            raise UsageError(
+                f"--model is {self.model!r} with --pcp {self.pcp} and --dcp {self.dcp}: its dense "
+                "latent attention would have the ranks gather unequal amounts: use --model "
+                f"{' or '.join(sparse)}, or --dcp 1."
+            )
+        _one_of("--dcp-backend", self.dcp_backend, DCP_BACKENDS)
+        if self.pcp > 1 and self.dcp > 1 and self.dcp_backend != "ag_rs":
+            raise UsageError(
+                f"--dcp-backend is {self.dcp_backend!r} with --pcp {self.pcp} and --dcp "
+                f"{self.dcp}: both together are built for gather and reduce-scatter only: use "
+                "ag_rs, or --pcp 1."
+            )
         _one_of("--dtype", self.dtype, DTYPES)
         if self.max_num_seqs is not None and not 1 <= self.max_num_seqs <= 4096:
             raise UsageError(f"--max-num-seqs is {self.max_num_seqs}: use 1 to 4096.")
@@ -88,6 +102,13 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
 
     @property
+    def preset(self) -> str:
+        """The model: the one named, or the default for these sizes."""
+        if self.model != AUTO:
+            return self.model
+        return "tiny-sparse" if self.pcp > 1 and self.dcp > 1 else "tiny"
+
+    @property
     def parallel_config(self) -> ParallelConfig:
         """The parallel settings."""
         return ParallelConfig(
@@ -95,6 +116,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             decode_context_parallel_size=self.dcp,
             tensor_parallel_size=self.tp,
             cp_kv_cache_interleave_size=self.interleave,
+            dcp_comm_backend=self.dcp_backend,
             enable_dbo=self.microbatch,
         )
 
@@ -143,7 +165,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         return EngineConfig(
             parallel_config=self.parallel_config,
             model_config=ModelConfig(
-                preset=self.model, dtype=self.dtype, seed=self.seed, max_model_len=max_model_len
+                preset=self.preset,
+                dtype=self.dtype,
+                seed=self.seed,
+                max_model_len=max_model_len,
+                is_sparse=MODEL_SHAPES[self.preset].is_sparse,
+                model_type=MODEL_SHAPES[self.preset].model_type,
             ),
             cache_config=CacheConfig(block_size=block_size, num_gpu_blocks=num_blocks),
             scheduler_config=SchedulerConfig(

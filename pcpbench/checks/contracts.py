@@ -1,4 +1,4 @@
-"""The contracts of SPEC 12 (and C17, for SPEC 10) that one step's record can be held against.
+"""The contracts of SPEC 12 that one step's record can be held against; and C17 (for SPEC 10), C20.
 
 Owns their registry: which exist, what each costs, and the loop over them. A contract is a function
 from a `StepView` to violations; each group of them has a module of its own. What needs more than
@@ -19,6 +19,7 @@ from pcpbench.checks import (
     contract_microbatch,
     contract_partition,
     contract_rows,
+    contract_selection,
     contract_slots,
 )
 from pcpbench.checks.contract_idle import check_idle
@@ -61,6 +62,8 @@ CONTRACTS: Final = (
              contract_microbatch.check_microbatches),
     Contract("C17", "draft tokens are verified as planned, cursors follow", "quick",
              contract_drafts.check_drafts),
+    Contract("C20", "tokens of a sparse model attend to the keys that score best", "quick",
+             contract_selection.check_selection),
 )  # fmt: skip
 """Every contract that `check_step` knows, in the order of their ids."""
 

@@ -69,7 +69,7 @@ class ScenarioJudge:
         self.pairs = [PairTally(pair) for pair in pairs]
         self.ledger = Ledger()
         self.non_finite: dict[str, NonFinite] = {}
-        self._kv_accused: set[tuple[str, int, int]] = set()
+        self._kv_accused: set[tuple[str, int, kv.CachePlace]] = set()
         self._next_step = 0
         self._before: dict[str, StepRecord] = {}
         self.expected: dict[str, StepExpectation | None] = {}
@@ -309,10 +309,11 @@ class ScenarioJudge:
             difference = compare.difference_of(record, twin, place.drift, place.rank, place.layer)
             tally.note(step.index, (place.drift,), difference)
             # A slot that went wrong stays wrong: whole caches accuse a layer once.
-            key = (pair.arm, place.rank, place.layer)
+            cache = kv.CachePlace(place.drift.tensor, place.layer)
+            key = (pair.arm, place.rank, cache)
             if pair.kind == "capture" and not (scope == "all" and key in self._kv_accused):
                 self._kv_accused.add(key)
-                where = f"layer {place.layer}, {place.where}"
+                where = f"{cache}, {place.where}"
                 broken.append(_capture_violation(record, twin, place.rank, place.drift, where))
         return broken
 

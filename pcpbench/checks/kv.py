@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,11 +24,22 @@ from pcpbench.records import Drift, IntArray
 SCOPES = ("written", "all")
 
 
+class CachePlace(NamedTuple):
+    """tensor: `kv_cache`, or `index_cache` for index keys. layer: whose."""
+
+    tensor: str
+    layer: int
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}" + (" index cache" if self.tensor == "index_cache" else "")
+
+
 class KvView(Protocol):
     """The caches of one arm as they are right now.
 
-    layer_groups: the KV group of each layer, in layer order. The arrays may be live memory: the
-    judge reads them before it returns and keeps nothing.
+    layer_groups: the KV group of each cache: those of the layers in order, and behind them, where
+    an indexer has caches of its own, as many of those. The arrays may be live memory: the judge
+    reads them before it returns and keeps nothing.
     """
 
     @property
@@ -36,19 +47,24 @@ class KvView(Protocol):
         """KV group of each layer."""
 
     def layer(self, rank: int, layer: int) -> NDArray[Any]:
-        """[num_blocks, block_size, width] of one layer on one rank: float32, float16, or int16
+        """[num_blocks, block_size, width] of one cache on one rank: float32, float16, or int16
         or uint16 holding bfloat16 patterns."""
+
+    def place(self, layer: int) -> CachePlace:
+        """Which cache that is."""
 
 
 @dataclass(frozen=True)
 class KvArrays:
     """A KvView over caches laid out as [rank][layer][num_blocks, block_size, width].
 
-    layer_groups: empty means that every layer belongs to KV group 0.
+    groups: empty means that every cache belongs to KV group 0. num_layers: caches that are layers',
+    before those of index keys; None where all are.
     """
 
     arrays: Sequence[Sequence[NDArray[Any]]]
     groups: tuple[int, ...] = ()
+    num_layers: int | None = None
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
@@ -56,13 +72,22 @@ class KvArrays:
         return self.groups or (0,) * (len(self.arrays[0]) if self.arrays else 0)
 
     def layer(self, rank: int, layer: int) -> NDArray[Any]:
-        """One layer's cache on one rank."""
+        """One cache on one rank."""
         return self.arrays[rank][layer]
+
+    def place(self, layer: int) -> CachePlace:
+        """Which cache that is: with 2 layers, 3 is the index cache of layer 1."""
+        if self.num_layers is None or layer < self.num_layers:
+            return CachePlace("kv_cache", layer)
+        return CachePlace("index_cache", layer - self.num_layers)
 
 
 @dataclass(frozen=True)
 class KvDifference:
-    """Drift of one layer's cache on one rank, with the first differing place in words."""
+    """Drift of one cache of a layer on one rank, with the first differing place in words.
+
+    drift.tensor tells which cache, see CachePlace.
+    """
 
     rank: int
     layer: int
@@ -92,11 +117,12 @@ def compare_kv(
             else:
                 slots = written_slots(expected, rank, group)
                 left, right = _rows(ours)[slots], _rows(theirs)[slots]
-            drift = measure(kind, "kv_cache", left, right, dtype)
+            place = found.place(layer)
+            drift = measure(kind, place.tensor, left, right, dtype)
             where = ""
             if drift.outcome != "bitwise":
                 where = _place(left, right, slots, ours.shape[1])
-            yield KvDifference(rank, layer, drift, where)
+            yield KvDifference(rank, place.layer, drift, where)
 
 
 def written_slots(expected: StepExpectation, rank: int, group: int) -> IntArray:
@@ -219,11 +245,12 @@ def compare_kv_by_position(
                 rows = held.row[asked[held.row]]
                 left = _rows(found.layer(rank, layer))[held.slots[asked[held.row]]]
                 right = whole[rows][known[rows]]
-                drift = measure(kind, "kv_cache", left, right, dtype)
+                place = found.place(layer)
+                drift = measure(kind, place.tensor, left, right, dtype)
                 where = ""
                 if not is_ok(drift):
                     where = _position(span, rows, step, widen(left, dtype), widen(right, dtype))
-                yield KvDifference(rank, layer, drift, where)
+                yield KvDifference(rank, place.layer, drift, where)
 
 
 def _whole(

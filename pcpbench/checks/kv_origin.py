@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pcpbench.checks.drift import FloatArray, widen
@@ -80,6 +81,7 @@ class KvOrigins:
         twin = None if self.twin is None else views[self.twin.name]
         tenants: dict[tuple[int, int], _Tenants] = {}
         for layer, group in enumerate(view.layer_groups):
+            place = view.place(layer)
             for rank in range(self.arm.world.size):
                 cache = view.layer(rank, layer)
                 if (rank, group) not in tenants:
@@ -87,6 +89,7 @@ class KvOrigins:
                     tenants[rank, group] = self._tenants(oracle, rank, group, num_slots)
                 self._look(step, expected, cache, twin, rank, layer, tenants[rank, group])
                 if self.first is not None:
+                    self.first = replace(self.first, tensor=place.tensor, layer=place.layer)
                     return
         self.start(view)
 

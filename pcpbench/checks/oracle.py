@@ -13,10 +13,11 @@ import numpy as np
 
 from pcpbench.checks.oracle_partition import Row, rank_rows
 from pcpbench.checks.oracle_tables import PAD, RequestBook, TokenFeed, dcp_share
+from pcpbench.checks.selection import select
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import BoolArray, IntArray
+from pcpbench.records import BoolArray, IndexTables, IntArray
 
 PADDED_MODES = (CUDAGraphMode.PIECEWISE, CUDAGraphMode.FULL)
 
@@ -54,6 +55,8 @@ class StepExpectation:
 
     dispatch_num_reqs, dispatch_num_tokens: largest rank-local counts over the PCP ranks.
     uniform_token_count: tokens of every request where all decode and agree, else None.
+    selected [layers, num_tokens, topk]: positions that each token of the global batch attends to,
+    rising, see `selection.select`; None for a model that attends to all.
     """
 
     num_tokens: int
@@ -63,6 +66,7 @@ class StepExpectation:
     has_prefill: bool
     uniform_token_count: int | None
     max_query_len: int
+    selected: IntArray | None = None
 
 
 @dataclass(frozen=True)
@@ -84,12 +88,14 @@ class Oracle:
         self.book = RequestBook(plan)
         self._cache: dict[object, StepExpectation] = {}
         self._slots_of: dict[tuple[int, int, int], tuple[IntArray, IntArray]] = {}
+        self._selected: dict[tuple[int, int], IntArray] = {}
 
     def advance(self, step: StepPlan) -> None:
         """Enter the next step of the plan."""
         self.book.advance(step)
         self._cache.clear()
         self._slots_of.clear()
+        self._selected.clear()
 
     def expect(
         self, step: StepPlan, setup: ArmSetup, descriptor: BatchExecutionDescriptor, feed: TokenFeed
@@ -103,7 +109,8 @@ class Oracle:
         padded = descriptor.cg_mode in PADDED_MODES
         num_tokens = descriptor.num_tokens if padded else 0
         num_reqs = (descriptor.num_reqs or 0) if padded else 0
-        key = (setup.world, setup.interleave, setup.sharded_groups, num_tokens, num_reqs, id(feed))
+        layout = (setup.world, setup.interleave, setup.sharded_groups)
+        key = (*layout, num_tokens, num_reqs, id(feed), id(setup.index_tables))
         if key not in self._cache:
             self._cache[key] = self._build(step, setup, num_tokens, num_reqs, feed)
         return self._cache[key]
@@ -127,7 +134,25 @@ class Oracle:
             has_prefill=step.has_prefill,
             uniform_token_count=uniform,
             max_query_len=max((r.num_scheduled_tokens for r in step.scheduled), default=0),
+            selected=self._select(step, setup.index_tables, feed),
         )
+
+    def _select(
+        self, step: StepPlan, tables: IndexTables | None, feed: TokenFeed
+    ) -> IntArray | None:
+        """What each token of the global batch attends to, from the tokens ahead of it."""
+        if tables is None:
+            return None
+        key = (id(tables), id(feed))
+        if key not in self._selected:
+            parts: list[IntArray] = [np.zeros((len(tables.layers), 0, tables.topk), dtype=np.int64)]
+            for request in step.scheduled:
+                first = request.num_computed_tokens
+                last = first + request.num_scheduled_tokens
+                tokens = self.book.tokens(request.req_id, 0, last, feed)
+                parts.append(select(tables, np.array(tokens, dtype=np.int64), first))
+            self._selected[key] = np.concatenate(parts, axis=1)
+        return self._selected[key]
 
     def _global_tokens(self, step: StepPlan, feed: TokenFeed) -> tuple[IntArray, IntArray]:
         """Input id and position of every token of the global batch."""

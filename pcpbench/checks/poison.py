@@ -103,16 +103,20 @@ class LiveSlots:
 
 
 def compare_poisoned(
-    clean: StepRecord, poisoned: StepRecord, clean_rows: Rows, rows: Rows, poison: str
+    clean: StepRecord, poisoned: StepRecord, clean_rows: Rows, rows: Rows, poison: str, kv: KvView
 ) -> Iterator[Violation]:
-    """One violation for each result that is not bit for bit that of the run without poison."""
+    """One violation for each result that is not bit for bit that of the run without poison.
+
+    kv: tells which cache the rows are of.
+    """
     for rank, tensor, before, after in changed_outputs(clean, poisoned, HANDED_OUT):
         yield _violation(clean, rank, tensor, poison, count_differing(before, after))
     for rank, (layers, clean_layers) in enumerate(zip(rows, clean_rows, strict=True)):
         for layer, (row, clean_row) in enumerate(zip(layers, clean_layers, strict=True)):
             if not np.array_equal(row, clean_row):
-                what = f"layer {layer}, {count_differing(row, clean_row)}"
-                yield _violation(clean, rank, "kv_cache", poison, what)
+                place = kv.place(layer)
+                what = f"{place}, {count_differing(row, clean_row)}"
+                yield _violation(clean, rank, place.tensor, poison, what)
 
 
 def broken_by_poison(clean: StepRecord, poison: str, error: Exception) -> Violation:

@@ -5,10 +5,11 @@ Owns two frozen settings records. Knows no step, no record and no engine.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.records import IndexTables
 from pcpbench.results import CapturedGraph
 from pcpbench.world import World
 
@@ -37,6 +38,8 @@ class ArmSetup:
     sharded_groups: for each KV group, whether DCP shards it; None means all of them.
     ubatch_thresholds: fewest rank-local tokens of a step that is cut into two microbatches, of one
     without and one with a prefill; None where none is cut.
+    index_tables: how a sparse model chooses keys; None for one that attends to all, or whose scores
+    cannot be recomputed exactly.
     """
 
     name: str
@@ -53,6 +56,7 @@ class ArmSetup:
     max_model_len: int | None = None
     sharded_groups: tuple[bool, ...] | None = None
     ubatch_thresholds: tuple[int, int] | None = None
+    index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

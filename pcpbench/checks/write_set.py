@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcpbench.checks.findings import StepView
-from pcpbench.checks.kv import KvView, written_slots
+from pcpbench.checks.kv import CachePlace, KvView, written_slots
 from pcpbench.checks.replays import again_words
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import IntArray, Violation
@@ -47,7 +47,7 @@ class WriteSets:
     def __init__(self) -> None:
         self._kv: dict[str, list[list[Bits]]] = {}
         self._tables: dict[str, list[list[NDArray[Any]]]] = {}
-        self._not_finite: set[tuple[str, int, int]] = set()
+        self._not_finite: set[tuple[str, int, CachePlace]] = set()
 
     def start(self, name: str, view: KvView, num_ranks: int, tables: Tables | None = None) -> None:
         """Remember an arm's state before its first step."""
@@ -75,12 +75,13 @@ class WriteSets:
         for rank in range(num_ranks):
             for layer, group in enumerate(kv.layer_groups):
                 cache = kv.layer(rank, layer)
-                yield from self._check_layer(view, cache, rank, layer, group)
-                yield from self._check_null_block(view, cache[NULL_BLOCK], rank, layer)
+                place = kv.place(layer)
+                yield from self._check_layer(view, cache, rank, layer, group, place)
+                yield from self._check_null_block(view, cache[NULL_BLOCK], rank, place)
         if view.expected is None and not view.plan.new_block_ids and tables is not None:
             before = self._tables.get(name)
-            for rank, place, message in changed_tables(before, tables) if before else ():
-                yield view.violation("C9", rank, place, f"{message} in an idle step")
+            for rank, table, message in changed_tables(before, tables) if before else ():
+                yield view.violation("C9", rank, table, f"{message} in an idle step")
         self._keep_tables(name, tables)
 
     def check_idle_replays(
@@ -94,11 +95,12 @@ class WriteSets:
             changed = _differ(before, now)
             if len(changed):
                 before[changed] = now[changed]
-                message = f"{what} wrote layer {layer}, {_slots(changed, block_size)}"
-                yield view.violation("C9", rank, "kv_cache", message)
+                place = kv.place(layer)
+                message = f"{what} wrote {place}, {_slots(changed, block_size)}"
+                yield view.violation("C9", rank, place.tensor, message)
         known = self._tables.get(name)
-        for rank, place, message in changed_tables(known, tables) if known else ():
-            yield view.violation("C9", rank, place, f"{message} by {what}")
+        for rank, table, message in changed_tables(known, tables) if known else ():
+            yield view.violation("C9", rank, table, f"{message} by {what}")
         self._keep_tables(name, tables)
 
     def check_again(
@@ -114,8 +116,9 @@ class WriteSets:
                 before[changed] = now[changed]
                 where = _slots(changed, kv.layer(rank, layer).shape[1])
                 cause = again_words(view.record, between)
-                message = f"{cause} changed layer {layer}, {where}"
-                yield view.violation("C14", rank, "kv_cache", message)
+                place = kv.place(layer)
+                message = f"{cause} changed {place}, {where}"
+                yield view.violation("C14", rank, place.tensor, message)
 
     def _layers(self, view: StepView, kv: KvView) -> Iterator[tuple[int, int, Bits, Bits]]:
         """(rank, layer, slots as remembered, slots now); nothing for an arm never started."""
@@ -124,11 +127,17 @@ class WriteSets:
                 yield rank, layer, before, slot_bits(kv.layer(rank, layer))
 
     def _check_layer(
-        self, view: StepView, cache: NDArray[Any], rank: int, layer: int, group: int
+        self,
+        view: StepView,
+        cache: NDArray[Any],
+        rank: int,
+        layer: int,
+        group: int,
+        place: CachePlace,
     ) -> Iterator[Violation]:
         """The copy is brought up to date slot by slot: first the allowed ones, then the rest."""
         before, now = self._kv[view.record.arm][rank][layer], slot_bits(cache)
-        block_size, place = cache.shape[1], f"layer {layer}, "
+        block_size, tensor = cache.shape[1], place.tensor
         if view.expected is None:
             before[:block_size] = now[:block_size]  # the null block is there for dummy runs
         else:
@@ -138,36 +147,36 @@ class WriteSets:
             missing = slots[~(before[slots].any(axis=1) | now[slots].any(axis=1))]
             before[slots] = now[slots]
             if len(missing):
-                message = f"{place}{_slots(missing, block_size)} of the mapping not written"
-                yield view.violation("C15", rank, "kv_cache", message)
+                message = f"{place}, {_slots(missing, block_size)} of the mapping not written"
+                yield view.violation("C15", rank, tensor, message)
         changed = _differ(before, now)
         if not len(changed):
             return
         before[changed] = now[changed]
-        where = f"{place}{_slots(changed, block_size)}"
+        where = f"{place}, {_slots(changed, block_size)}"
         if view.expected is None:
             message = f"an idle step wrote outside the null block: {where}"
-            yield view.violation("C9", rank, "kv_cache", message)
+            yield view.violation("C9", rank, tensor, message)
         else:
             message = f"{where} written that the slot mapping does not name"
-            yield view.violation("C15", rank, "kv_cache", message)
+            yield view.violation("C15", rank, tensor, message)
 
     def _check_null_block(
-        self, view: StepView, block: NDArray[Any], rank: int, layer: int
+        self, view: StepView, block: NDArray[Any], rank: int, cache: CachePlace
     ) -> Iterator[Violation]:
         """C9: dummy and capture runs may write the null block, but nothing that is not finite.
 
         A kernel may read it with weight zero, and 0 x NaN is NaN (vllm 36939, 57156). Told once.
         """
-        place = (view.record.arm, rank, layer)
+        place = (view.record.arm, rank, cache)
         if place in self._not_finite or np.isfinite(block).all():
             return
         self._not_finite.add(place)
         message = (
-            f"layer {layer}, block {NULL_BLOCK} (the null block) is not finite: a kernel "
+            f"{cache}, block {NULL_BLOCK} (the null block) is not finite: a kernel "
             "that reads it with weight zero gets NaN"
         )
-        yield view.violation("C9", rank, "kv_cache", message)
+        yield view.violation("C9", rank, cache.tensor, message)
 
 
 def changed_tables(before: Tables, after: Tables) -> Iterator[Change]:
@@ -197,11 +206,9 @@ def changed_by_capture(
             old = slot_bits(kv_before.layer(rank, layer))[block_size:]
             changed = _differ(old, slot_bits(cache)[block_size:]) + block_size
             if len(changed):
-                yield (
-                    rank,
-                    "kv_cache",
-                    f"capture wrote layer {layer}, {_slots(changed, block_size)}",
-                )
+                place = kv_after.place(layer)
+                where = _slots(changed, block_size)
+                yield rank, place.tensor, f"capture wrote {place}, {where}"
     for rank, name, message in changed_tables(before, after):
         yield rank, name, f"{message} during capture"
 

@@ -44,6 +44,7 @@ def register_buffers(
             )
         for layer in range(len(worker.kv_caches)):
             book.register(f"{prefix}.kv_cache.{layer}", partial(_item, worker, layer))
+        _register_selected(book, worker)
         output = partial(getattr, worker, "hidden_states")
         book.register(f"{prefix}.hidden_states", output, scratch=True)
         _register_taps(book, worker)
@@ -51,6 +52,12 @@ def register_buffers(
     for tp_rank, shard in enumerate(shards):
         for name in dict(shard.state_dict(keep_vars=True)):
             book.register(f"tp{tp_rank}.{name}", partial(_weight, shard, name))
+
+
+def _register_selected(book: AddressBook, worker: Worker) -> None:
+    if worker.context.selected is not None:
+        selected = partial(getattr, worker.context, "selected")
+        book.register(f"rank{worker.rank}.selected_positions", selected, scratch=True)
 
 
 def _register_taps(book: AddressBook, worker: Worker) -> None:

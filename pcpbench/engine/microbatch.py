@@ -22,6 +22,7 @@ from pcpbench.device.staging import HostStaging
 from pcpbench.device.turns import take_turns
 from pcpbench.engine.block_table import PAD_SLOT_ID, BlockTables
 from pcpbench.engine.input_batch import BufferViews, InputBatch
+from pcpbench.engine.prefill_keys import part_of
 from pcpbench.engine.taps import PartTaps, TapBuffers
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.decoder import MLADecoder
@@ -178,6 +179,8 @@ class Microbatches:
         total = sum(part.batch.num_tokens_after_padding for part in parts)
         for part, context in zip(parts, self.contexts, strict=False):
             context.metadata = part.metadata
+            if self.context.selected is not None:
+                context.selected = self.context.selected[:, part.first_token :]
             if isinstance(self.context.taps, TapBuffers):
                 context.taps = PartTaps(self.context.taps, part.first_token, total)
 
@@ -254,6 +257,7 @@ class Microbatches:
             dcp_local_seq_lens=part.dcp_local_seq_lens,
             block_tables=tables,
             slot_mappings=slots,
+            prefill=part_of(metadata.prefill, cut.rows, part.query_start_loc_np),
         )
 
     async def forward(self, model: MLADecoder, out: Tensor | None) -> Tensor:

@@ -123,6 +123,7 @@ def _rank_record(
         sampled_rows=None if sampled is None else np.array(sampled.rows),
         num_accepted=None if accepted is None else _host(accepted),
         num_computed_after=None if accepted is None else _cursors(worker),
+        selected=_selected(worker),
         **record_microbatches(worker),
     )
 
@@ -132,6 +133,14 @@ def _cursors(worker: Worker) -> NDArray[Any]:
     batch = worker.global_batch
     assert batch is not None
     return _host(worker.request_state.num_computed_tokens.index_select(0, batch.idx_mapping))
+
+
+def _selected(worker: Worker) -> NDArray[Any] | None:
+    """What the tokens of the last step attended to; None where nothing chose."""
+    batch, chosen = worker.local_batch, worker.context.selected
+    if batch is None or chosen is None or worker.context.metadata is None:
+        return None
+    return _host(chosen[:, : batch.num_tokens_after_padding])
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:

@@ -22,9 +22,10 @@ from pcpbench.engine.groups import RankGroups
 from pcpbench.engine.input_batch import InputBatch, InputBuffers
 from pcpbench.engine.kv_cache import allocate_kv_caches
 from pcpbench.engine.microbatch import Microbatches
+from pcpbench.engine.prefill_keys import prefill_keys
 from pcpbench.engine.request_state import RequestState
 from pcpbench.engine.taps import TapBuffers
-from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.context import AttentionMetadata, ForwardContext, PrefillKeys
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
@@ -115,14 +116,28 @@ class Worker:
             model.dtype,
             device,
         )
+        selected: Tensor | None = None
+        if shape.is_sparse:
+            self.kv_caches += allocate_kv_caches(
+                shape.num_hidden_layers,
+                cache.num_gpu_blocks,
+                cache.block_size,
+                shape.index_head_dim,
+                model.dtype,
+                device,
+            )
+            chosen = (shape.num_hidden_layers, max_num_tokens, shape.index_topk)
+            selected = torch.zeros(chosen, dtype=torch.int32, device=device)
         self.context = ForwardContext(
             rank=groups.rank,
             pcp=groups.pcp,
             tp=groups.tp,
             dcp=groups.dcp,
             cp_interleave=self.cp_interleave,
+            dcp_backend=parallel.dcp_comm_backend,
             kv_caches=self.kv_caches,
             kv_groups=shape.layer_groups,
+            selected=selected,
         )
         # A replay leaves its result here: the last thing a graph does is to copy into it.
         self.hidden_states = torch.zeros(
@@ -220,8 +235,24 @@ class Worker:
                 batch.positions,
                 batch.num_tokens_after_padding,
             )
-        self._set_metadata(batch, tables, slots)
+        self._set_metadata(batch, tables, slots, self._prefill_keys(batch, descriptor))
         self.cut_batch(descriptor)
+
+    def _prefill_keys(
+        self, batch: InputBatch, descriptor: BatchExecutionDescriptor
+    ) -> PrefillKeys | None:
+        """Where prefills find their keys, when ranks hold other tokens and other shards."""
+        manager = self.pcp_manager
+        if manager is None or self.dcp_size == 1:
+            return None
+        return prefill_keys(
+            manager.global_batch,
+            batch,
+            manager.row_req_index,
+            manager.hidden_restore_idx,
+            self.block_tables,
+            is_cut=descriptor.num_ubatches > 1,
+        )
 
     def cut_batch(self, descriptor: BatchExecutionDescriptor) -> None:
         """Cut the prepared local batch into the descriptor's microbatches; see microbatch.py."""
@@ -255,13 +286,20 @@ class Worker:
             num_reqs_padded=batch.num_reqs_after_padding,
         )
 
-    def _set_metadata(self, batch: InputBatch, tables: Sequence[Tensor], slots: Tensor) -> None:
+    def _set_metadata(
+        self,
+        batch: InputBatch,
+        tables: Sequence[Tensor],
+        slots: Tensor,
+        prefill: PrefillKeys | None = None,
+    ) -> None:
         self.context.metadata = AttentionMetadata(
             query_start_loc=batch.query_start_loc,
             seq_lens=batch.seq_lens,
             dcp_local_seq_lens=batch.dcp_local_seq_lens,
             block_tables=tuple(tables),
             slot_mappings=slots,
+            prefill=prefill,
         )
 
     async def forward(self, *, into_buffer: bool) -> Tensor:

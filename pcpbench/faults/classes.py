@@ -73,6 +73,7 @@ CLASSES: Final[dict[str, FaultClass]] = {
 PCP: Final = Setting()
 TP: Final = Setting(pcp=1, tp=2)
 DCP: Final = Setting(pcp=1, tp=4, dcp=4, interleave=2)
+SPARSE: Final = Setting(pcp=2, dcp=2, model="tiny-sparse")
 
 
 def shipped(
@@ -103,5 +104,7 @@ def shipped(
         needs_microbatch=setting.microbatch,
         needs_dynamic_spec=setting.dynamic_spec != "off",
         needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
+        needs_sparse=model_shape(setting.model).is_sparse,
+        needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,
         at_capture=at_capture,
     )

@@ -6,7 +6,7 @@ forward pass are injected before capture, so that graphs hold them, too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, Final
 
@@ -19,9 +19,9 @@ from pcpbench.engine.scheduler import Request, Scheduler
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import Site
-from pcpbench.model import mla
-from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model import mla, sparse_mla
 from pcpbench.model.mla import MLAAttention
+from pcpbench.model.sparse_mla import SparseMLAAttention
 
 EDGES: Final = replace(PCP, scenario="s2-capture-edges")
 SCARCE: Final = replace(PCP, scenario="preemption")
@@ -82,36 +82,42 @@ def attention_before_write(site: Site) -> None:
     waiting: dict[int, tuple[Callable[..., None], tuple[Tensor, ...]]] = {}
 
     def write(original: Callable[..., None], *args: Tensor) -> None:
-        waiting[id(args[2])] = original, args
+        waiting[args[2].data_ptr()] = original, args
 
-    def local(
-        attend: Callable[..., None],
-        self: MLAAttention,
-        q: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        metadata: AttentionMetadata,
-        context: ForwardContext,
+    async def attend(
+        original: Callable[..., Coroutine[Any, Any, None]], self: MLAAttention, *args: Any
     ) -> None:
-        attend(self, q, out, lse, metadata, context)
-        late, args = waiting.pop(id(context.kv_caches[self.layer]))
-        site.hit()
-        late(*args)
+        await original(self, *args)
+        for cache in args[-1].kv_caches[self.layer :: self.shape.num_hidden_layers]:
+            late, kept = waiting.pop(cache.data_ptr())
+            site.hit()
+            late(*kept)
 
     site.wrap(mla, "kv_cache_write", write)
-    site.wrap(MLAAttention, "_local", local)
+    for kind in (MLAAttention, SparseMLAAttention):
+        site.wrap(kind, "attend_keys", attend)
 
 
 def newest_key_missed(site: Site) -> None:
-    """A decode's attention ends one key early, where its metadata ends with its own."""
+    """A decode's attention, or its choice of keys, ends one key early, where its metadata ends with
+    its own."""
 
-    def faulty(attend: Callable[..., None], *args: Any) -> None:
-        q, cache, table, starts, lengths, *rest = args
-        is_decode = (starts.diff() == 1).logical_and(lengths > 1)
-        site.hit()
-        attend(q, cache, table, starts, lengths - is_decode.int(), *rest)
+    def faulty(first: int, dcp: slice) -> Callable[..., None]:
+        def short(attend: Callable[..., None], *args: Any) -> None:
+            starts, lengths, local = args[first : first + 3]
+            is_decode = (starts.diff() == 1).logical_and(lengths > 1)
+            if local is not None:
+                size, rank, interleave = args[dcp]
+                owner = (lengths - 1).div(interleave, rounding_mode="floor").remainder(size)
+                local = local - is_decode.logical_and(owner == rank).int()
+            site.hit()
+            lengths = lengths - is_decode.int()
+            attend(*args[: first + 1], lengths, local, *args[first + 3 :])
 
-    site.wrap(mla, "mla_attention", faulty)
+        return short
+
+    site.wrap(mla, "mla_attention", faulty(3, slice(8, 11)))
+    site.wrap(sparse_mla, "index_topk", faulty(4, slice(7, 10)))
 
 
 FAULTS: Final = (

@@ -40,7 +40,8 @@ class Setting:
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
     draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
-    dynamic_spec: whether decodes verify fewer drafts, as on the command line.
+    dynamic_spec: whether decodes verify fewer drafts, as on the command line. dcp_backend: how
+    partial attention is merged.
     """
 
     pcp: int = 2
@@ -55,6 +56,7 @@ class Setting:
     microbatch: bool = False
     model: str = "tiny"
     dynamic_spec: str = "off"
+    dcp_backend: str = "ag_rs"
 
     @property
     def world(self) -> str:
@@ -71,6 +73,8 @@ class Setting:
             parts.append("microbatch")
         if self.model != "tiny":
             parts.append(self.model)
+        if self.dcp_backend != "ag_rs":
+            parts.append(f"dcp-backend {self.dcp_backend}")
         if self.candidate != "full":
             parts.append(self.candidate)
         if self.checks != "quick":
@@ -173,8 +177,8 @@ class Fault:
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
     min_pcp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
-    needs_dynamic_spec: what a setting must have for the fault to exist; a model with several KV
-    groups, draft tokens that vary in number.
+    needs_dynamic_spec, needs_sparse, needs_dcp_backend: what a setting must have for the fault to
+    exist; a model with several KV groups, draft tokens that vary in number, sparse attention.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -194,6 +198,8 @@ class Fault:
     needs_microbatch: bool = False
     needs_kv_groups: bool = False
     needs_dynamic_spec: bool = False
+    needs_sparse: bool = False
+    needs_dcp_backend: str | None = None
     at_capture: bool = False
     leaves_marks: bool = False
 
@@ -213,4 +219,8 @@ class Fault:
             return "needs --dynamic-spec"
         if self.needs_kv_groups and len(model_shape(setting.model).kv_groups) == 1:
             return "needs a model with several KV groups, such as tiny-swa"
+        if self.needs_sparse and not model_shape(setting.model).is_sparse:
+            return "needs a model of sparse attention, such as tiny-sparse"
+        if self.needs_dcp_backend not in (None, setting.dcp_backend):
+            return f"needs dcp-backend {self.needs_dcp_backend}"
         return ""

@@ -33,7 +33,9 @@ def _wrap(site: Site, name: str, faulty: Callable[..., Any]) -> None:
     site.wrap(pcp_manager, name, faulty)
 
 
-def _relayout(site: Site, change: Callable[[Layout], Layout]) -> None:
+def relayout(site: Site, change: Callable[[Layout], Layout]) -> None:
+    """Give every rank a changed layout of each step."""
+
     def faulty(build: Callable[..., Layout], *args: Any) -> Layout:
         layout = build(*args)
         changed = change(layout)
@@ -48,12 +50,12 @@ def _relayout(site: Site, change: Callable[[Layout], Layout]) -> None:
 
 def restore_off_by_one(site: Site) -> None:
     """The restore index is rotated by one token."""
-    _relayout(site, lambda o: o._replace(hidden_restore_idx=np.roll(o.hidden_restore_idx, 1)))
+    relayout(site, lambda o: o._replace(hidden_restore_idx=np.roll(o.hidden_restore_idx, 1)))
 
 
 def gather_off_by_one(site: Site) -> None:
     """The gather index is rotated by one place."""
-    _relayout(site, lambda o: o._replace(padded_gather_idx=np.roll(o.padded_gather_idx, 1)))
+    relayout(site, lambda o: o._replace(padded_gather_idx=np.roll(o.padded_gather_idx, 1)))
 
 
 def _write_mask(site: Site, value: bool) -> None:
@@ -65,7 +67,7 @@ def _write_mask(site: Site, value: bool) -> None:
         mask[places[-1:]] = value
         return layout._replace(gathered_kv_write_mask=mask)
 
-    _relayout(site, change)
+    relayout(site, change)
 
 
 def two_writers(site: Site) -> None:

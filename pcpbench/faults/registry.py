@@ -30,6 +30,7 @@ from pcpbench.faults import (
     phases,
     plans,
     refresh,
+    sparse,
     tables,
 )
 from pcpbench.faults.fault import Fault
@@ -58,6 +59,7 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
             *everywhere.FAULTS,
             *microbatches.FAULTS,
             *kv_groups.FAULTS,
+            *sparse.FAULTS,
         ),
         key=lambda fault: fault.class_id,
     )

@@ -15,7 +15,7 @@ Shape letters: T tokens, H heads, R rows (requests), D = kv_lora_rank + rotary p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -191,7 +191,7 @@ def _mla_attention_cpu(
                 visible = np.where(visible > before, visible, 0)
                 before = np.where(visible, before, 0)
         table = block_table.numpy()[_run(rows, 1)]
-        keys = _gather_keys(kv_cache, table, first, num_keys)
+        keys = _gather_keys(kv_cache, table, num_keys, first)
         tokens = _run([starts[row] for row in rows], num_queries)
         _attend_group(q, keys, tokens, before, visible, scale, kv_lora_rank, out, lse)
 
@@ -228,13 +228,13 @@ def _unseen(position: Any, sliding_window: int) -> Any:
 
 
 def _gather_keys(
-    kv_cache: Tensor, table: IntArray, first: list[int], num_keys: list[int]
+    kv_cache: Tensor, table: IntArray, num_keys: list[int], first: Sequence[int] = ()
 ) -> Tensor:
     """The local keys of each row, [rows, longest, D] in float32.
 
-    first, num_keys: index of a row's first key and how many follow from there, one each a row.
-    Shorter rows repeat their first key at the end. That keeps slots and table columns which a row
-    must not read out of the arithmetic: a zero weight times a NaN would be a NaN.
+    num_keys: one count a row. first: index of each row's first key; of all, 0 by default. Shorter
+    rows repeat their first key at the end. That keeps slots and table columns which a row must not
+    read out of the arithmetic: a zero weight times a NaN would be a NaN.
     """
     block_size, width = kv_cache.shape[1:]
     longest = max(num_keys)

@@ -57,31 +57,43 @@ def _owned(length, dcp_size: tl.constexpr, dcp_rank: tl.constexpr, interleave: t
 
 
 @triton.jit
-def _visible_keys(
+def _num_visible(
     token, starts, seq_lens, local_lens, num_rows,
     SHARDED: tl.constexpr, dcp_size: tl.constexpr, dcp_rank: tl.constexpr,
-    interleave: tl.constexpr, WINDOW: tl.constexpr, BLOCK_R: tl.constexpr,
+    interleave: tl.constexpr, BLOCK_R: tl.constexpr,
 ):  # fmt: skip
-    """The row of a token and its local keys [before, visible); none for one behind the last row."""
+    """The row of a token and how many local keys it sees; 0 for a token behind the last row."""
     index = tl.arange(0, BLOCK_R)
     ends = tl.load(starts + 1 + index, mask=index < num_rows, other=2147483647)
     row = tl.sum((ends <= token).to(tl.int32), 0)
-    before, visible = 0, 0
+    visible = 0
     if row < num_rows:
         behind = tl.load(starts + row + 1) - 1 - token  # query tokens after this one
         length = tl.load(seq_lens + row)
-        upto = length - behind
         if SHARDED:
-            mine = _owned(upto, dcp_size, dcp_rank, interleave)
-            later = _owned(length, dcp_size, dcp_rank, interleave) - mine
+            upto = _owned(length - behind, dcp_size, dcp_rank, interleave)
+            later = _owned(length, dcp_size, dcp_rank, interleave) - upto
             visible = tl.load(local_lens + row) - later
         else:
-            visible = upto
+            visible = length - behind
+    return row, visible
+
+
+@triton.jit
+def _num_unseen(
+    token, row, starts, seq_lens, num_rows,
+    SHARDED: tl.constexpr, dcp_size: tl.constexpr, dcp_rank: tl.constexpr,
+    interleave: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """How many local keys of its row lie before a token's window; 0 without one."""
+    unseen = 0
+    if row < num_rows:
+        upto = tl.load(seq_lens + row) - (tl.load(starts + row + 1) - 1 - token)
         if WINDOW > 0:
-            before = tl.maximum(upto - WINDOW, 0)
+            unseen = tl.maximum(upto - WINDOW, 0)
             if SHARDED:
-                before = _owned(before, dcp_size, dcp_rank, interleave)
-    return row, before, visible
+                unseen = _owned(unseen, dcp_size, dcp_rank, interleave)
+    return unseen
 
 
 @triton.jit
@@ -96,9 +108,13 @@ def _mla_attention_kernel(
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0)
-    row, before, visible = _visible_keys(
+    row, visible = _num_visible(
         token, starts, seq_lens, local_lens, num_rows,
-        SHARDED, dcp_size, dcp_rank, interleave, WINDOW, BLOCK_R,
+        SHARDED, dcp_size, dcp_rank, interleave, BLOCK_R,
+    )  # fmt: skip
+    before = _num_unseen(
+        token, row, starts, seq_lens, num_rows,
+        SHARDED, dcp_size, dcp_rank, interleave, WINDOW,
     )  # fmt: skip
     visible = tl.minimum(visible, max_blocks * block_size)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)

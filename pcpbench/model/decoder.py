@@ -18,6 +18,7 @@ from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.mlp import GatedMLP, row_parallel
 from pcpbench.model.presets import ModelShape
+from pcpbench.model.sparse_mla import SparseMLAAttention
 
 # Logits that are far from flat: rounding then changes no token.
 _LOGIT_GAIN = 3.0
@@ -32,16 +33,23 @@ class DecoderLayer(nn.Module):
         self.layer = layer
         norms = [source.draw(hidden, mean=1.0, std=0.1) for _ in range(2)]
         self.input_norm, self.post_norm = (RMSNorm(w, eps, source.device) for w in norms)
-        self.attention = MLAAttention(shape, layer, source)
+        kind = SparseMLAAttention if shape.is_sparse else MLAAttention
+        self.attention = kind(shape, layer, source)
         self.mlp = GatedMLP(shape, source)
 
     async def forward(
-        self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+        self,
+        x: Tensor,
+        input_ids: Tensor,
+        turns: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        context: ForwardContext,
     ) -> Tensor:
         """x: [T, hidden], left as it was; the layer's output hidden state [T, hidden]."""
         normed = self.input_norm(x)
         context.tap(self.layer, "input_norm.hidden", normed)
-        values = await self.attention(normed, turns, out, lse, context)
+        values = await self.attention(normed, input_ids, turns, out, lse, context)
         del normed  # as early as without a name: a graph's pool counts what is held
         x = await row_parallel(x, values, self.attention.w_o, context.tp)
         context.tap(self.layer, "o_proj.hidden", x)
@@ -107,7 +115,7 @@ class MLADecoder(nn.Module):
         out = x.new_empty((x.shape[0], num_heads, self.shape.kv_lora_rank))
         lse = x.new_empty((x.shape[0], num_heads * context.dcp.size), dtype=torch.float32)
         for layer in self.layers:
-            x = await layer(x, turns, out, lse, context)
+            x = await layer(x, input_ids, turns, out, lse, context)
         hidden: Tensor = self.norm(x)
         context.tap(len(self.layers), "norm.hidden", hidden)
         return hidden

@@ -21,6 +21,7 @@ from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.presets import SLIDING, ModelShape
+from pcpbench.records import IndexTable, IndexTables
 
 MAX_SCORES: Final = 2**24
 """Attention scores formed at once; longer sequences take their queries in pieces."""
@@ -47,16 +48,31 @@ def dense_logits(
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
         normed = _norm(x, layer.input_norm, model.shape)
-        x = x + _attention(normed, layer.attention, model.shape, angles, lengths)
+        chosen = _chosen(layer.attention, token_ids, model.shape, device)
+        x = x + _attention(normed, layer.attention, model.shape, angles, lengths, chosen)
         normed = _norm(x, layer.post_norm, model.shape)
         gate, up = (normed @ layer.mlp.w_gate_up.float()).chunk(2, -1)
         x = x + (gate * gate.sigmoid() * up) @ layer.mlp.w_down.float()
-    chosen = [
+    asked = [
         part[torch.tensor(wanted, dtype=torch.int64, device=device)]
         for part, wanted in zip(x.split_with_sizes(lengths), positions, strict=True)
     ]
-    logits = _norm(torch.cat(chosen), model.norm, model.shape) @ model.lm_head.float()
+    logits = _norm(torch.cat(asked), model.norm, model.shape) @ model.lm_head.float()
     return list(logits.split_with_sizes([len(wanted) for wanted in positions]))
+
+
+def index_tables(model: MLADecoder) -> IndexTables | None:
+    """What the layers' indexers score keys by (contract C20); None for a dense model."""
+    layers = []
+    for layer in model.layers:
+        assert isinstance(layer, DecoderLayer)
+        indexer = layer.attention.indexer
+        if indexer is None:
+            return None
+        tables = {name: getattr(indexer, name) for name in ("query", "key", "weights")}
+        wide = {name: table.double().cpu().numpy() for name, table in tables.items()}
+        layers.append(IndexTable(**wide))
+    return IndexTables(topk=model.shape.index_topk, layers=tuple(layers))
 
 
 def _norm(x: Tensor, norm: RMSNorm, shape: ModelShape) -> Tensor:
@@ -79,10 +95,48 @@ def _rotate(x: Tensor, angles: Tensor) -> Tensor:
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
+def _chosen(
+    attention: MLAAttention,
+    token_ids: Sequence[Sequence[int]],
+    shape: ModelShape,
+    device: torch.device,
+) -> list[Tensor | None]:
+    """Which keys each token of a sequence attends to, bool [L, L]; None for all that it sees.
+
+    Those index_topk of its own and earlier keys whose score is largest, the later of two alike.
+    """
+    if attention.indexer is None:
+        return [None] * len(token_ids)
+    chosen: list[Tensor | None] = []
+    for tokens in token_ids:
+        ids = torch.tensor(list(tokens), dtype=torch.int64, device=device)
+        tables = attention.indexer
+        query, key = tables.query[ids].double(), tables.key[ids].double()
+        score = torch.zeros(len(ids), len(ids), dtype=torch.float64, device=device)
+        for head in range(shape.index_n_heads):
+            product = (query[:, head] @ key.T).clamp(min=0)
+            score += tables.weights[ids, head].double()[:, None] * product
+        # Two scores that differ do so by 1 at least: a part of 1 decides between those that do not.
+        places = torch.arange(len(ids), dtype=torch.float64, device=device)
+        score += places / (len(ids) + 1)
+        score.masked_fill_(places > places[:, None], -1.0)
+        best = score.topk(min(shape.index_topk, len(ids)), 1).values[:, -1:]
+        chosen.append(score >= best)
+    return chosen
+
+
 def _attention(
-    x: Tensor, attention: MLAAttention, shape: ModelShape, angles: Tensor, lengths: list[int]
+    x: Tensor,
+    attention: MLAAttention,
+    shape: ModelShape,
+    angles: Tensor,
+    lengths: list[int],
+    chosen: list[Tensor | None],
 ) -> Tensor:
-    """x: [T, hidden], normed; the layer's addition to the residual [T, hidden]."""
+    """x: [T, hidden], normed; the layer's addition to the residual [T, hidden].
+
+    chosen: of each sequence, see `_chosen`.
+    """
     heads, rank = shape.num_attention_heads, shape.kv_lora_rank
     rope, nope = shape.qk_rope_head_dim, shape.qk_nope_head_dim
     q_rope, k_rope, q_nope, latent = (x @ attention.w_qkv.float()).split_with_sizes(
@@ -98,13 +152,15 @@ def _attention(
     parts = [part.split_with_sizes(lengths) for part in (q, k, v)]
     is_sliding = bool(shape.layer_types) and shape.layer_types[attention.layer] == SLIDING
     window = shape.sliding_window if is_sliding else 0
-    values = torch.cat([_causal(*one, window=window) for one in zip(*parts, strict=True)])
+    sequences = zip(*parts, chosen, strict=True)
+    values = torch.cat([_causal(*sequence, window=window) for sequence in sequences])
     return values.flatten(1) @ attention.w_o.float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, *, window: int) -> Tensor:
     """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence.
 
+    chosen: bool [L, L], the keys that each query attends to besides seeing them; None for all.
     window: how many positions each sees, its own among them; 0 for all.
     """
     length, heads, width = q.shape
@@ -117,5 +173,7 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, *, window: int) -> Tensor:
         ahead = torch.ones((end - start, end), dtype=torch.bool, device=q.device).triu(start + 1)
         if window:
             ahead |= torch.ones_like(ahead).tril(start - window)
+        if chosen is not None:
+            ahead |= ~chosen[start:end, :end]
         values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])
     return torch.cat(values, 1).transpose(0, 1)

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from pcpbench.dcp import merge_attn_states
 from pcpbench.device.collectives import graph_break
 from pcpbench.device.turns import hand_over
 from pcpbench.model.attention import (
@@ -23,6 +24,7 @@ from pcpbench.model.attention import (
     rescale_partial,
 )
 from pcpbench.model.context import AttentionMetadata, ForwardContext
+from pcpbench.model.indexer import Indexer, IndexInputs
 from pcpbench.model.layers import RMSNorm, RotaryEmbedding, WeightSource
 from pcpbench.model.presets import ModelShape
 
@@ -59,6 +61,7 @@ class MLAAttention(nn.Module):
         self.w_uv = source.factor(source.share(w_uv, 0))
         self.w_o = source.factor(source.share(w_o, 0))
         self.kv_norm = RMSNorm(norm, shape.rms_norm_eps, source.device)
+        self.indexer: Indexer | None = None
         self.columns = [self.num_heads * rope + rope, self.num_heads * nope, rank]
 
     def project(self, x: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,27 +76,69 @@ class MLAAttention(nn.Module):
         return q, torch.cat((self.kv_norm(latent), rotary[:, -1]), -1)
 
     async def attend(
-        self, q: Tensor, kv: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+        self,
+        q: Tensor,
+        kv: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        context: ForwardContext,
+        index: IndexInputs | None = None,
     ) -> None:
         """Gather and write KV, then fill out [T, H, r]; reads the metadata when it runs.
 
-        Without metadata (a dummy run) out becomes zeros and nothing else happens.
+        index: of the step's tokens, where an indexer chooses keys. Without metadata (a dummy run)
+        out becomes zeros and nothing else happens.
         """
         metadata = context.metadata
         if metadata is None:
             out.zero_()
             return
-        group = context.kv_group(self.layer)
-        gathered = await context.pcp.all_gather(kv)
-        context.tap(self.layer, "pcp_all_gather.latent", gathered)
-        slots, kv_cache = metadata.slot_mappings[group], context.kv_caches[self.layer]
-        kv_cache_write(gathered, slots, kv_cache)
-        if context.taps is not None:
-            context.tap(self.layer, "kv_cache_write.kv_cache", kv_cache_read(slots, kv_cache))
+        gathered = await self.write_keys(kv, index, metadata, context)
         if context.takes_turns:
             # A token may see KV that lies in another rank's other microbatch: all of it is written
             # before any of it is read, wherever the cut falls.
             await hand_over(context.rank)
+        await self.attend_keys(q, index, gathered, out, lse, context)
+
+    async def write_keys(
+        self,
+        kv: Tensor,
+        index: IndexInputs | None,
+        metadata: AttentionMetadata,
+        context: ForwardContext,
+    ) -> tuple[Tensor, ...]:
+        """Gather the step's latents over PCP, write this rank's; [N, D] of all, in a tuple."""
+        gathered = await context.pcp.all_gather(kv)
+        context.tap(self.layer, "pcp_all_gather.latent", gathered)
+        self._write(gathered, self.layer, "kv_cache", metadata, context)
+        return (gathered,)
+
+    def _write(
+        self,
+        gathered: Tensor,
+        entry: int,
+        name: str,
+        metadata: AttentionMetadata,
+        context: ForwardContext,
+    ) -> None:
+        """Write gathered tokens into one entry of kv_caches, through its layer's slots."""
+        slots, cache = metadata.slot_mappings[context.kv_group(entry)], context.kv_caches[entry]
+        kv_cache_write(gathered, slots, cache)
+        if context.taps is not None:
+            context.tap(self.layer, f"kv_cache_write.{name}", kv_cache_read(slots, cache))
+
+    async def attend_keys(
+        self,
+        q: Tensor,
+        index: IndexInputs | None,
+        gathered: tuple[Tensor, ...],
+        out: Tensor,
+        lse: Tensor,
+        context: ForwardContext,
+    ) -> None:
+        """Fill out [T, H, r] from what the caches hold. gathered: what `write_keys` returned."""
+        metadata = context.metadata
+        assert metadata is not None
         if self.kv_group.dcp_size(context.dcp.size) == 1:
             # Without DCP, or all keys are here: no gather of queries, no merge.
             own = lse.view(-1)[: q.shape[0] * q.shape[1]].view(q.shape[:2])
@@ -102,10 +147,26 @@ class MLAAttention(nn.Module):
         q = await context.dcp.all_gather(q, dim=1)
         partial = lse.new_empty((*lse.shape, out.shape[-1]))
         self._local(q, partial, lse, metadata, context)
-        lses = (await context.dcp.all_gather(lse)).view(context.dcp.size, *lse.shape)
-        partial = rescale_partial(partial, lse, lses)
-        out.copy_(await context.dcp.reduce_scatter(partial, dim=1))
+        await self._merge(partial, lse, out, context)
         context.tap(self.layer, "dcp_merge.out", out)
+
+    async def _merge(
+        self, partial: Tensor, lse: Tensor, out: Tensor, context: ForwardContext
+    ) -> None:
+        """Merge the DCP ranks' partial attention (SPEC 9); this rank's heads go to out [T, H, r].
+
+        partial: float32 [T, G, r], lse: [T, G], of the G heads of all ranks.
+        """
+        dcp = context.dcp
+        if context.dcp_backend == "a2a":
+            sent = torch.cat((partial, lse.unsqueeze(-1)), -1)
+            parts = await dcp.all_to_all(sent, dim=1)
+            merged, _ = merge_attn_states(parts[..., :-1], parts[..., -1])
+            out.copy_(merged)
+            return
+        lses = (await dcp.all_gather(lse)).view(dcp.size, *lse.shape)
+        partial = rescale_partial(partial, lse, lses)
+        out.copy_(await dcp.reduce_scatter(partial, dim=1))
 
     def _local(
         self,
@@ -136,17 +197,24 @@ class MLAAttention(nn.Module):
         context.tap(self.layer, "mla_attention.out", out)
 
     async def forward(
-        self, x: Tensor, turns: Tensor, out: Tensor, lse: Tensor, context: ForwardContext
+        self,
+        x: Tensor,
+        input_ids: Tensor,
+        turns: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        context: ForwardContext,
     ) -> Tensor:
         """x: [T, hidden]; heads' values [T, H * v], still to be projected by `w_o`."""
         q, kv = self.project(x, turns)
         context.tap(self.layer, "qkv_proj.q", q)
         context.tap(self.layer, "qkv_proj.latent", kv)
+        index = None if self.indexer is None else self.indexer(input_ids)
         if context.breaks:
             # Run between captured segments, now and at each replay: q, kv, out and lse stay where
             # they are, the metadata is whatever the context holds by then.
-            await graph_break(context.rank, lambda: self.attend(q, kv, out, lse, context))
+            await graph_break(context.rank, lambda: self.attend(q, kv, out, lse, context, index))
         else:
-            await self.attend(q, kv, out, lse, context)
+            await self.attend(q, kv, out, lse, context, index)
         values = torch.bmm(out.transpose(0, 1), self.w_uv)
         return values.transpose(0, 1).flatten(1)

@@ -19,12 +19,14 @@ FULL: Final = "full_attention"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """Sizes of a dense decoder with multi-head latent attention (MLA) and no query compression.
+    """Sizes of a decoder with multi-head latent attention (MLA) and no query compression.
 
     kv_lora_rank: width of the latent that stands for all heads' keys and values.
     qk_nope_head_dim, qk_rope_head_dim: the parts of a head's query and key without and with a
-    rotary position. v_head_dim: a head's value. layer_types: each layer's attention, all full where
-    empty; a `sliding_attention` layer's queries see sliding_window positions, their own among them.
+    rotary position. v_head_dim: a head's value. index_topk: keys that a token attends to, chosen by
+    an indexer of index_n_heads heads of index_head_dim (sparse MLA); 0 for dense attention.
+    layer_types: each layer's attention, all full where empty; a `sliding_attention` layer's queries
+    see sliding_window positions, their own among them.
     The other names speak for themselves.
     """
 
@@ -41,6 +43,9 @@ class ModelShape:
     max_position_embeddings: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+    index_n_heads: int = 0
+    index_head_dim: int = 0
+    index_topk: int = 0
     sliding_window: int = 0
     layer_types: tuple[str, ...] = ()
 
@@ -66,6 +71,16 @@ class ModelShape:
     def group_of(self, layer: int) -> KVGroup:
         """The KV group of a layer."""
         return self.kv_groups[self.layer_groups[layer] if self.layer_groups else 0]
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether an indexer chooses the keys that a token attends to."""
+        return self.index_topk > 0
+
+    @property
+    def model_type(self) -> str:
+        """The family whose attention this is, as start-up checks know it."""
+        return "deepseek_v32" if self.is_sparse else "deepseek_v2"
 
     @property
     def latent_dim(self) -> int:
@@ -132,6 +147,11 @@ SMALL: Final = ModelShape(
     max_position_embeddings=8192,
 )
 
+# `tiny` weight for weight, with an indexer in each layer: contexts past 16 tokens are chosen from.
+TINY_SPARSE: Final = replace(
+    TINY, name="tiny-sparse", index_n_heads=2, index_head_dim=16, index_topk=16
+)
+
 # The true sizes of layer 0 (the dense one) of DeepSeek-V2-Lite, four times over. Three things are
 # not the original's: the vocabulary (102,400 there; embedding and head would outweigh the layers
 # that are measured), the position limit (163,840 there), and the missing YaRN stretch of the
@@ -151,7 +171,7 @@ V2_LITE_LAYER: Final = ModelShape(
 )
 
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
-    shape.name: shape for shape in (TINY, TINY_SWA, SMALL, V2_LITE_LAYER)
+    shape.name: shape for shape in (TINY, TINY_SWA, SMALL, V2_LITE_LAYER, TINY_SPARSE)
 }
 
 

@@ -64,6 +64,10 @@ def _layer_points(layer: int, shape: ModelShape, heads: int, dcp_size: int) -> l
         TapPoint(layer, "qkv_proj.latent", latent),
         TapPoint(layer, "pcp_all_gather.latent", latent, is_gathered=True),
         TapPoint(layer, "kv_cache_write.kv_cache", latent, is_gathered=True, is_partial=sharded),
+    ]
+    if shape.is_sparse:
+        points += _index_points(layer, shape, sharded)
+    points += [
         TapPoint(layer, "mla_attention.lse", (gathered,), False, True, sharded, wide),
         TapPoint(
             layer,
@@ -78,3 +82,13 @@ def _layer_points(layer: int, shape: ModelShape, heads: int, dcp_size: int) -> l
         points.append(TapPoint(layer, "dcp_merge.out", (heads, rank), per_head=True))
     names = ("o_proj.hidden", "post_norm.hidden", "mlp.hidden")
     return points + [TapPoint(layer, name, hidden) for name in names]
+
+
+def _index_points(layer: int, shape: ModelShape, sharded: bool) -> list[TapPoint]:
+    """positions: those that each token attends to, as float32, which holds them exactly."""
+    key = (shape.index_head_dim,)
+    return [
+        TapPoint(layer, "pcp_all_gather.index_key", key, is_gathered=True),
+        TapPoint(layer, "kv_cache_write.index_cache", key, is_gathered=True, is_partial=sharded),
+        TapPoint(layer, "index_topk.positions", (shape.index_topk,), dtype=torch.float32),
+    ]

@@ -196,12 +196,88 @@ ADDRESS_BOOK: Final = (
     Column("source", "", "file and line of that op's call"),
 )
 
+MODE_RATIOS: Final = (
+    ("tpot", "tpot"),
+    ("ttft", "ttft"),
+    ("step", "step"),
+    ("launch", "launch_overhead"),
+    ("throughput", "throughput"),
+)
+"""Prefixes of Speed's ratios and the name each has in columns."""
+
+MODES: Final = (
+    Column("mode", "", "graph mode that the prompts were run in"),
+    Column("arm", "", "its arm in `compare`"),
+    Column("outcome", "", "of the whole run: `pass`, `fail` or `not compared`"),
+    *SETTINGS[1:],
+    Column("feed", "", "`free-running` or `teacher-forced`"),
+    Column("num_requests", "", "prompts"),
+    Column("num_requests_equal", "", "of these, generations that equal those of NONE"),
+    Column("num_output_tokens", "", "tokens generated"),
+    Column("num_tokens_equal", "", "of these, tokens that equal those of NONE at the same place"),
+    Column("num_traced", "", "differing tokens traced: the first of each generation, or all of "
+           "them where every arm was fed the same tokens"),
+    Column("num_unexplained", "", "of these, tokens that padding drift does not explain"),
+    Column("first_request", "", "request of the first difference from NONE, by step"),
+    Column("first_token_index", "", "which of its outputs, from 0"),
+    Column("first_step", "", "its step"),
+    Column("first_gap", "", "how much higher NONE held its own token's logit there"),
+    Column("first_drift", "", "padding drift of the logits there, largest difference"),
+    Column("steps_full", "", "steps served by a FULL graph"),
+    Column("steps_piecewise", "", "steps served by PIECEWISE graphs"),
+    Column("steps_none", "", "steps run eagerly"),
+    Column("tokens_full", "", "scheduled tokens in steps served by a FULL graph"),
+    Column("tokens_piecewise", "", "scheduled tokens in steps served by PIECEWISE graphs"),
+    Column("tokens_none", "", "scheduled tokens in steps run eagerly"),
+    *(column for column in _stat_columns()
+      if any(f"_{name}_" in column.name for name in ("tpot", "ttft", "step", "launch_overhead"))),
+    Column("mean_tokens_per_s", "1/s", "output tokens over the time of all steps, mean over "
+           "repetitions"),
+    Column("min_tokens_per_s", "1/s", "the least of a repetition"),
+    Column("max_tokens_per_s", "1/s", "the most of a repetition"),
+    *(Column(f"{name}_ratio{end}", "", f"mode / NONE of {name}, {what}; empty for NONE")
+      for _, name in MODE_RATIOS
+      for end, what in (("", "median over pairs"), ("_low", "lower end of its 95 % interval"),
+                        ("_high", "upper end of its 95 % interval"))),
+)  # fmt: skip
+
+MATRIX: Final = (
+    Column("cell", "", "name of the cell"),
+    Column("outcome", "", "`pass`, `fail`, `not compared`, `refused`, `could not measure`, "
+           "`crashed` or `not run`"),
+    *(column for column in SETTINGS if column.name.endswith("_size")),
+    Column("enable_dbo", "", "whether steps are cut into microbatches"),
+    Column("model", "", "preset of the decoder"),
+    Column("model_kind", "", "`dense` or `moe`"),
+    Column("num_speculative_tokens", "", "draft tokens that a decode verifies"),
+    Column("capture_is_zero", "", "whether every replay was bitwise equal to its padded "
+           "eager twin"),
+    Column("num_capture_steps", "", "replayed steps behind that, of both graph arms"),
+    Column("violated_contracts", "", "contracts broken, `;` between them"),
+    Column("num_scenarios", "", "scenarios run"),
+    Column("num_passed", "", "of these, scenarios that passed"),
+    Column("num_steps", "", "steps of their plans"),
+    Column("steps_full", "", "of these, steps that FULL served under full_and_piecewise"),
+    Column("steps_piecewise", "", "of these, steps that PIECEWISE served under "
+           "full_and_piecewise"),
+    Column("num_faults", "", "faults injected in the cell's world (`--faults`)"),
+    Column("num_faults_caught", "", "of these, faults that the judge caught"),
+    Column("num_faults_without_verdict", "", "faults that never acted there"),
+    Column("exit_code", "", "of the cell's process; negative for a signal"),
+    Column("wall_s", "s", "time of the cell's processes"),
+    Column("attempt", "", "which run of the cell it is, from 1"),
+    Column("run", "", "directory of the cell's files, within the run's"),
+    Column("reason", "", "why the cell is no pass, or what was left out"),
+)  # fmt: skip
+
 FILES: Final = (
     ("summary.csv", "One row for each scenario and arm (`compare`).", SUMMARY),
     ("steps.csv", "One row for each scenario, arm and step (`compare`).", STEPS),
     ("capture.csv", "One row for each captured descriptor (`capture`).", CAPTURE),
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),
+    ("modes.csv", "One row for each graph mode (`modes`).", MODES),
+    ("matrix.csv", "One row for each cell (`matrix`).", MATRIX),
 )  # fmt: skip
 
 _INTRODUCTION = """\

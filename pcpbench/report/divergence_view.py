@@ -166,8 +166,9 @@ def kv_text(kv: KvOrigin) -> str:
     owner = f"request {kv.req_id}, position {kv.position}" if kv.req_id else "no request's"
     words = {"unplanned": "written though the plan does not name it", "wrong": "written wrongly"}
     what = words.get(kv.what, "holds non-finite values")
+    layer = f"layer {kv.layer}" + (" index cache" if kv.tensor == "index_cache" else "")
     return (
-        f"{kv.phase}, step {kv.step}, rank {kv.rank}, layer {kv.layer}, slot {kv.slot} (block "
+        f"{kv.phase}, step {kv.step}, rank {kv.rank}, {layer}, slot {kv.slot} (block "
         f"{kv.block}; {owner}): {what}"
     )
 

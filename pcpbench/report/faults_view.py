@@ -12,9 +12,12 @@ from typing import Final
 from rich.console import Console
 from rich.text import Text
 
+from pcpbench import __version__
 from pcpbench.fault_results import GOOD, NO_VERDICT, FaultInfo, FaultRun, FaultsResult
 from pcpbench.report import units
 from pcpbench.report.console import Facts, new_table, verdict_line
+from pcpbench.report.manifest import SCHEMA_VERSION
+from pcpbench.report.plain import to_json
 from pcpbench.results import Outcome
 
 NOTHING_EXPECTED: Final = "nothing"
@@ -98,6 +101,29 @@ def summary(result: FaultsResult) -> str:
         f"{units.count(result.num_false_alarms, 'false alarm')} over "
         f"{units.count(result.num_clean, 'clean run')}; {result.wall_s:.0f} s."
     )
+
+
+def faults_json(result: FaultsResult) -> str:
+    """One JSON object: counts, and every run. missed: neither caught nor quiet, and what else."""
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "pcpbench_version": __version__,
+        "command": "faults run",
+        "exit_code": result.exit_code,
+        "num_faults": result.num_faults,
+        "num_caught": result.num_caught,
+        "num_judged": len(result.judged),
+        "num_false_alarms": result.num_false_alarms,
+        "missed": [
+            f"{run.fault.name} {run.verdict.value}"
+            for run in result.judged
+            if run.verdict not in GOOD
+        ],
+        "runs": result.runs,
+        "clean": result.clean,
+        "wall_s": result.wall_s,
+    }
+    return to_json(document)
 
 
 def print_markdown(result: FaultsResult) -> None:

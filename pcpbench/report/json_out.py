@@ -6,17 +6,35 @@ Owns the shape of the document, which carries a `schema_version`. Non-finite num
 from __future__ import annotations
 
 import sys
-from typing import Any, TextIO
+from typing import Any, Protocol, TextIO
 
 import msgspec
 
 from pcpbench import __version__
+from pcpbench.records import Environment
 from pcpbench.report.arms import base_arm
 from pcpbench.report.columns import STATS
 from pcpbench.report.dispatch_view import run_totals
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
+from pcpbench.report.run_files import Ended
 from pcpbench.results import ArmSummary, CaptureResult, CompareResult, ScenarioResult, Stat
+
+
+class Headed(Ended, Protocol):
+    """A result that knows where and how it was made."""
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The effective configuration."""
+
+    @property
+    def environment(self) -> Environment:
+        """Where it ran."""
+
+    @property
+    def run_dir(self) -> str:
+        """The directory of its files."""
 
 
 def compare_json(result: CompareResult) -> str:
@@ -25,7 +43,7 @@ def compare_json(result: CompareResult) -> str:
     `dispatch` has the audit of each arm over the run, `dispatch` of an arm that of one scenario.
     """
     document = {
-        **_head("compare", result),
+        **head("compare", result),
         "base": result.base,
         "candidate": result.candidate,
         "dispatch": run_totals(result.scenarios),
@@ -38,7 +56,7 @@ def compare_json(result: CompareResult) -> str:
 def capture_json(result: CaptureResult) -> str:
     """One JSON object; the address book is in `address_book.csv`, unowned memory is here too."""
     document = {
-        **_head("capture", result),
+        **head("capture", result),
         "mode": result.mode,
         "pool_bytes": result.pool_bytes,
         "graphs": result.graphs,
@@ -50,12 +68,18 @@ def capture_json(result: CaptureResult) -> str:
 def print_json(result: CompareResult | CaptureResult, stream: TextIO | None = None) -> None:
     """Write the result's JSON to a stream, stdout by default."""
     text = compare_json(result) if isinstance(result, CompareResult) else capture_json(result)
+    print_text(text, stream)
+
+
+def print_text(text: str, stream: TextIO | None = None) -> None:
+    """Write a document to a stream, stdout by default."""
     out = sys.stdout if stream is None else stream
     out.write(text)
     out.flush()
 
 
-def _head(command: str, result: CompareResult | CaptureResult) -> dict[str, Any]:
+def head(command: str, result: Headed) -> dict[str, Any]:
+    """What every document begins with."""
     return {
         "schema_version": SCHEMA_VERSION,
         "pcpbench_version": __version__,
@@ -81,13 +105,14 @@ def _scenario(result: ScenarioResult) -> dict[str, Any]:
 def _arm(arm: ArmSummary) -> dict[str, Any]:
     document = msgspec.structs.asdict(arm)
     for field, name, _ in STATS:
-        document[f"{name}_ms"] = _in_ms(document.pop(field))
+        document[f"{name}_ms"] = in_ms(document.pop(field))
     document["kind"] = base_arm(arm.arm)
     document["padding_waste"] = arm.padding_waste
     return document
 
 
-def _in_ms(stat: Stat | None) -> dict[str, Any] | None:
+def in_ms(stat: Stat | None) -> dict[str, Any] | None:
+    """A sample of times in milliseconds, None kept."""
     if stat is None:
         return None
     values = msgspec.structs.asdict(stat)

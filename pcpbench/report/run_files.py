@@ -6,15 +6,36 @@ compare_files.py and capture_files.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 from pcpbench.errors import PcpbenchError
-from pcpbench.records import Environment
+from pcpbench.records import Environment, Notice
 from pcpbench.report.manifest import Manifest
 from pcpbench.report.run_dir import RunDir
-from pcpbench.results import CaptureResult, CompareResult, Outcome
+from pcpbench.results import Outcome
+
+
+class Ended(Protocol):
+    """What a manifest says of the result of any command."""
+
+    @property
+    def outcome(self) -> Outcome:
+        """The verdict."""
+
+    @property
+    def reasons(self) -> Sequence[str]:
+        """Why it is no pass."""
+
+    @property
+    def notices(self) -> Sequence[Notice]:
+        """What was left out or changed."""
+
+    @property
+    def wall_s(self) -> float:
+        """Seconds that the run took."""
 
 
 class RunFiles:
@@ -70,7 +91,7 @@ class RunFiles:
             else:
                 self._manifest.finish("interrupted", reasons=told, exit_code=_exit_code(error))
 
-    def _end(self, result: CompareResult | CaptureResult) -> None:
+    def _end(self, result: Ended) -> None:
         self._manifest.finish(
             result.outcome.value,
             reasons=result.reasons,

@@ -22,7 +22,7 @@ from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
 from pcpbench.scenarios.schema import Limits
-from pcpbench.session.settings import idle_settings, settings_of
+from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.targets.builtin import BuiltinTarget
 
 
@@ -62,7 +62,11 @@ def run_capture(request: CaptureRequest) -> int:
                 pool_bytes=arm.pool_bytes,
                 settings=settings,
                 environment=environment,
-                notices=(*idle_settings(request.options), *unused),
+                notices=(
+                    *chosen_settings(request.options),
+                    *idle_settings(request.options),
+                    *unused,
+                ),
                 wall_s=time.perf_counter() - start,
                 run_dir=str(files.path),
             )

@@ -41,8 +41,13 @@ WORLDS = (
     EngineOptions(pcp=1, tp=2, dcp=2),
     EngineOptions(pcp=1, tp=4, dcp=2, interleave=4),
     EngineOptions(pcp=1, tp=4, dcp=4, interleave=2),
+    EngineOptions(pcp=2, dcp=2),
+    EngineOptions(pcp=2, tp=2, dcp=4, interleave=2),
+    EngineOptions(pcp=2, model="tiny-sparse"),
+    EngineOptions(pcp=1, tp=4, dcp=2, interleave=4, model="tiny-sparse", dcp_backend="a2a"),
+    EngineOptions(pcp=2, model="tiny-swa"),
+    EngineOptions(pcp=1, tp=4, dcp=2, interleave=2, model="tiny-swa"),
 )
-MODELS = ("tiny", "tiny-swa")
 ARMS = (
     ("eager", "full"),
     ("eager", "full_and_piecewise"),
@@ -84,10 +89,10 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
         """The command line of the same comparison."""
         options = self.options
         parts = [f"pcpbench compare {self.base} {self.candidate} --scenario {self.scenario}"]
-        for name in ("pcp", "tp", "dcp", "interleave", "model", "dtype"):
+        for name in ("pcp", "tp", "dcp", "interleave", "dcp_backend", "model", "dtype"):
             value = getattr(options, name)
             if name == "pcp" or value != getattr(EngineOptions(), name):
-                parts.append(f"--{name} {value}")
+                parts.append(f"--{name.replace('_', '-')} {value}")
         if options.spec_tokens:
             parts.append(f"--spec-tokens {options.spec_tokens}")
         if options.dynamic_spec != "off":
@@ -119,10 +124,10 @@ def run_clean(request: CleanRequest) -> int:
 
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
-    """Settings of `num_runs` runs: every scenario, world, model, dtype, pair of arms and feed, with
-    and without microbatches, as often as any other (give or take one), combined by chance, each
-    with a seed of its own. So are numbers of draft tokens where the feed is teacher-forced; the
-    others run without. Where there are drafts their number varies or not."""
+    """Settings of `num_runs` runs: every scenario, world (some with a model of their own), dtype,
+    pair of arms and feed, with and without microbatches, as often as any other (give or take one),
+    combined by chance, each with a seed of its own. So are numbers of draft tokens where the feed
+    is teacher-forced; the others run without. Where there are drafts their number varies or not."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -133,14 +138,12 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
-    cuts, models = spread(2), spread(len(MODELS))
-    dynamic = spread(len(DYNAMIC_SPEC))
+    cuts, dynamic = spread(2), spread(len(DYNAMIC_SPEC))
     return [
         Draw(
             scenario=names[scenarios[i]],
             options=msgspec.structs.replace(
                 WORLDS[worlds[i]],
-                model=MODELS[models[i]],
                 dtype=DTYPES[kinds[i]],
                 seed=int(seeds[i]),
                 device=device,
@@ -160,8 +163,8 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     start, options = time.perf_counter(), draw.options
     plan = make_plan(
         load_scenario(draw.scenario),
-        vocab_size=model_shape(options.model).vocab_size,
-        kv_groups=model_shape(options.model).kv_groups,
+        vocab_size=model_shape(options.preset).vocab_size,
+        kv_groups=model_shape(options.preset).kv_groups,
         dcp_size=options.dcp,
         seed=options.seed,
         num_speculative_tokens=options.spec_tokens,
@@ -196,6 +199,6 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
 def _world(options: EngineOptions) -> str:
     sizes = [(name, getattr(options, name)) for name in ("pcp", "tp", "dcp", "interleave")]
     parts = [f"{name} {size}" for name, size in sizes if name == "pcp" or size > 1]
-    if options.model != MODELS[0]:
-        parts.append(options.model)
+    parts += [options.preset] if options.preset != "tiny" else []
+    parts += [options.dcp_backend] if options.dcp_backend != "ag_rs" else []
     return " ".join([*parts, *(["microbatch"] if options.microbatch else [])])

@@ -30,7 +30,7 @@ from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.divergence import Locator
 from pcpbench.session.inject import fault_named, in_words, planted_stand
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.settings import idle_settings, settings_of
+from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.trial import Trial
@@ -79,6 +79,7 @@ def run_compare(request: CompareRequest) -> int:
                 settings=settings,
                 environment=environment,
                 notices=(
+                    *chosen_settings(request.options),
                     *idle_settings(request.options),
                     *builder.notices,
                     *locator.notices,
@@ -102,8 +103,8 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
     return [
         make_plan(
             scenario,
-            vocab_size=model_shape(options.model).vocab_size,
-            kv_groups=model_shape(options.model).kv_groups,
+            vocab_size=model_shape(options.preset).vocab_size,
+            kv_groups=model_shape(options.preset).kv_groups,
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,

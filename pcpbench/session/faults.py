@@ -26,7 +26,13 @@ from pcpbench.faults.registry import choose_faults
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import make_console
-from pcpbench.report.faults_view import print_catalogue, print_faults, print_markdown
+from pcpbench.report.faults_view import (
+    faults_json,
+    print_catalogue,
+    print_faults,
+    print_markdown,
+)
+from pcpbench.report.json_out import print_text
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CHECKS, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
@@ -47,15 +53,19 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     dcp: int | None = None
     interleave: int | None = None
     spec_tokens: int | None = None
+    model: str | None = None
     device: str = "auto"
     checks: str = "quick"
     microbatch: bool = False
     markdown: bool = False
+    json: bool = False
 
     def check(self) -> None:
         """Raise UsageError for a request that could not be run whatever the machine is."""
         if self.checks not in CHECKS:
             raise UsageError(f"--check is {self.checks!r}: use {', '.join(CHECKS)}.")
+        if self.markdown and self.json:
+            raise UsageError("--markdown and --json are two forms of one table: use one of them.")
         if (self.interleave or 1) > 1 and (self.dcp or 1) == 1:
             raise UsageError(
                 f"--interleave is {self.interleave} without --dcp: it changes nothing there, so "
@@ -72,6 +82,12 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
         if any(size is not None for size in asked):
             pcp, tp, dcp, interleave = (1 if size is None else size for size in asked)
             setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
+            if pcp > 1 and dcp > 1:  # nothing else runs there
+                is_sparse = model_shape(setting.model).is_sparse
+                model = setting.model if is_sparse else "tiny-sparse"
+                setting = replace(setting, model=model, dcp_backend="ag_rs")
+        if self.model is not None:
+            setting = replace(setting, model=self.model)
         if self.spec_tokens is not None:
             setting = replace(setting, spec_tokens=self.spec_tokens)
         if self.microbatch:
@@ -113,7 +129,9 @@ def run_faults(request: FaultsRequest) -> int:
     with one_thread(device), make_progress() as progress:
         runs, clean = runner.run(cases, progress)
     result = FaultsResult(runs=runs, clean=clean, wall_s=time.perf_counter() - start)
-    if request.markdown:
+    if request.json:
+        print_text(faults_json(result))
+    elif request.markdown:
         print_markdown(result)
     else:
         print_faults(result, make_console())
@@ -312,6 +330,7 @@ def _options(setting: Setting) -> EngineOptions:
         dynamic_spec=setting.dynamic_spec,
         microbatch=setting.microbatch,
         model=setting.model,
+        dcp_backend=setting.dcp_backend,
     )
 
 
@@ -319,8 +338,8 @@ def _plan(setting: Setting) -> ScenarioPlan:
     options = _options(setting)
     return make_plan(
         load_scenario(setting.scenario),
-        vocab_size=model_shape(options.model).vocab_size,
-        kv_groups=model_shape(options.model).kv_groups,
+        vocab_size=model_shape(options.preset).vocab_size,
+        kv_groups=model_shape(options.preset).kv_groups,
         dcp_size=setting.dcp,
         seed=options.seed,
         num_speculative_tokens=setting.spec_tokens,

@@ -32,7 +32,8 @@ def fault_named(name: str, options: EngineOptions) -> Fault:
         spec_tokens=options.spec_tokens,
         dynamic_spec=options.dynamic_spec,
         microbatch=options.microbatch,
-        model=options.model,
+        model=options.preset,
+        dcp_backend=options.dcp_backend,
     )
     lacks = fault.lacks(setting)
     if lacks:
@@ -77,6 +78,8 @@ def _flags(setting: Setting) -> str:
         flags += f" --dcp {setting.dcp} --interleave {setting.interleave}"
     if setting.model != "tiny":
         flags += f" --model {setting.model}"
+    if setting.dcp_backend != "ag_rs":
+        flags += f" --dcp-backend {setting.dcp_backend}"
     if setting.spec_tokens:
         flags += f" --spec-tokens {setting.spec_tokens}"
     if setting.dynamic_spec != "off":

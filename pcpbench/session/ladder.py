@@ -7,12 +7,20 @@ graph arm therefore brings the eager arm that is padded like it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 
 GRAPH_ARMS = ("piecewise", "full", "full_and_piecewise")
 DEFAULT_PADDED_LIKE = "full"
+MODES = {
+    "NONE": "eager",
+    "PIECEWISE": "piecewise",
+    "FULL_DECODE_ONLY": "full",
+    "FULL_AND_PIECEWISE": "full_and_piecewise",
+}
+"""The graph modes that a task run compares, and the arm that each is configured in."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,26 @@ def build_ladder(base: str, candidate: str) -> Ladder:
     graphs = [arm for arm in asked if arm in GRAPH_ARMS]
     like = graphs[0] if graphs else DEFAULT_PADDED_LIKE
     padded = list(graphs) or ([like] if "eager_padded" in asked else [])
+    arms, pairs = _rungs(padded, graphs)
+    labels = {"eager_padded": padded_label(like)}
+    return Ladder(
+        arms=arms,
+        pairs=pairs,
+        base=labels.get(base, base),
+        candidate=labels.get(candidate, candidate),
+    )
+
+
+def build_modes_ladder() -> Ladder:
+    """The arms and pairs of a task run: all four graph modes, each graph arm with its twin."""
+    arms, pairs = _rungs(GRAPH_ARMS, GRAPH_ARMS)
+    return Ladder(arms=arms, pairs=pairs, base="eager", candidate=GRAPH_ARMS[-1])
+
+
+def _rungs(
+    padded: Sequence[str], graphs: Sequence[str]
+) -> tuple[tuple[ArmSpec, ...], tuple[TwinPair, ...]]:
+    """Reference and eager, then the padded twins of some graph arms, then graph arms."""
     arms = [ArmSpec("reference", CUDAGraphMode.NONE, is_reference=True)]
     arms.append(ArmSpec("eager", CUDAGraphMode.NONE))
     pairs = [TwinPair("partition", "eager", "reference")]
@@ -73,10 +101,4 @@ def build_ladder(base: str, candidate: str) -> Ladder:
     for graph in graphs:
         arms.append(ArmSpec(graph, ARM_MODES[graph], replays=True))
         pairs.append(TwinPair("capture", graph, padded_label(graph)))
-    labels = {"eager_padded": padded_label(like)}
-    return Ladder(
-        arms=tuple(arms),
-        pairs=tuple(pairs),
-        base=labels.get(base, base),
-        candidate=labels.get(candidate, candidate),
-    )
+    return tuple(arms), tuple(pairs)

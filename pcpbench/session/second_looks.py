@@ -6,11 +6,11 @@ Owns the order of these looks. The judge says what must not have changed.
 from __future__ import annotations
 
 from pcpbench.checks.judge import ScenarioJudge
-from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.replays import compare_held
 from pcpbench.plan import StepPlan
 from pcpbench.records import StepRecord
 from pcpbench.session.replay_order import ReplayOrder
+from pcpbench.session.stand import kv_view
 from pcpbench.targets.protocol import Arm
 
 
@@ -39,7 +39,7 @@ class SecondLooks:
         between = arm.replay_idle(wanted)
         if not between:
             return
-        kv = KvArrays(arm.kv_caches(), arm.kv_groups)
+        kv = kv_view(arm)
         self._judge.observe_idle_replays(arm.label, kv, arm.block_tables(), between)
         self._judge.observe_late(arm.record(step, self._scenario), between)
         self._run_again(arm, step, between)
@@ -48,4 +48,4 @@ class SecondLooks:
         arm.wipe(self._judge.slots_of(arm.label))
         again = arm.run_again(step, self._scenario)
         if again is not None:
-            self._judge.observe_again(again, KvArrays(arm.kv_caches(), arm.kv_groups), between)
+            self._judge.observe_again(again, kv_view(arm), between)

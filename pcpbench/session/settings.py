@@ -1,6 +1,6 @@
 """The effective settings of a run, flat and by vLLM's names, for manifests and reports.
 
-Owns which of them have no effect, too.
+Owns which of them have no effect, and which defaults follow from others, too.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from pcpbench.records import Notice
-from pcpbench.request import EngineOptions
+from pcpbench.request import AUTO, EngineOptions
 
 
 def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[str, Any]:
@@ -22,7 +22,8 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "enable_dbo": parallel.enable_dbo,
         "dbo_decode_token_threshold": parallel.dbo_decode_token_threshold,
         "dbo_prefill_token_threshold": parallel.dbo_prefill_token_threshold,
-        "model": options.model,
+        "dcp_comm_backend": parallel.dcp_comm_backend,
+        "model": options.preset,
         "dtype": options.dtype,
         "cudagraph_capture_sizes": "default" if sizes is None else list(sizes),
         "max_num_seqs": options.max_num_seqs,
@@ -33,6 +34,17 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "launcher": options.launcher,
         "seed": options.seed,
     }
+
+
+def chosen_settings(options: EngineOptions) -> tuple[Notice, ...]:
+    """Defaults that follow from other options."""
+    if options.model != AUTO or options.pcp == 1 or options.dcp == 1:
+        return ()
+    message = (
+        f"{options.preset} is the default with --pcp and --dcp above 1: ranks that hold other "
+        "tokens and other shards gather equal amounts only where attention is sparse."
+    )
+    return (Notice(setting="model", message=message),)
 
 
 def idle_settings(options: EngineOptions) -> tuple[Notice, ...]:

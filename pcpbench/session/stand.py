@@ -15,7 +15,7 @@ from pcpbench.config import EngineConfig
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Notice
+from pcpbench.records import IndexTables, Notice
 from pcpbench.request import EngineOptions, reference_config
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.targets.protocol import Arm, Target
@@ -106,7 +106,7 @@ class StandBuilder:
 
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
-        setups = []
+        setups: list[ArmSetup] = []
         captures = {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
@@ -115,7 +115,8 @@ class StandBuilder:
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse
                 self._notices.update(dict.fromkeys(arm.notices))
-            setups.append(_setup(spec, config, arm))
+            tables = setups[0].index_tables if setups else arm.index_tables()
+            setups.append(_setup(spec, config, arm, tables))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
         is_async = self._device != "cpu"
         ladder = self._ladder
@@ -128,12 +129,20 @@ def _capture(arm: Arm) -> tuple[Change, ...]:
     kv = [[cache.copy() for cache in layers] for layers in arm.kv_caches()]
     tables = copy_tables(arm.block_tables())
     arm.capture()
-    after = KvArrays(arm.kv_caches(), arm.kv_groups)
-    before = KvArrays(kv, arm.kv_groups)
+    after = kv_view(arm)
+    before = KvArrays(kv, arm.kv_groups, num_layers=arm.num_layers)
     return tuple(changed_by_capture(before, after, tables, arm.block_tables()))
 
 
-def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
+def kv_view(arm: Arm) -> KvArrays:
+    """An arm's caches as they are now."""
+    return KvArrays(arm.kv_caches(), arm.kv_groups, num_layers=arm.num_layers)
+
+
+def _setup(
+    spec: ArmSpec, config: EngineConfig, arm: Arm, index_tables: IndexTables | None
+) -> ArmSetup:
+    """index_tables: the first arm's: all arms have the same model."""
     padded = spec.mode is not CUDAGraphMode.NONE and not spec.replays
     parallel = config.parallel_config
     groups = model_shape(config.model_config.preset).kv_groups
@@ -153,4 +162,5 @@ def _setup(spec: ArmSpec, config: EngineConfig, arm: Arm) -> ArmSetup:
         max_model_len=config.model_config.max_model_len,
         sharded_groups=tuple(group.dcp_sharded for group in groups),
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
+        index_tables=index_tables,
     )

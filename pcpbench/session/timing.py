@@ -9,7 +9,7 @@ floor is measured right after the timed step of every repetition, for the same r
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -17,6 +17,9 @@ from pcpbench.device.clock import Clock, Kernels
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
 from pcpbench.targets.protocol import Arm
+
+Drafts = Sequence[Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | None
+"""Draft tokens, one list a step: of all arms alike, or by label for arms that feed themselves."""
 
 NUM_RECORD_PASSES = 1
 MAX_FLOOR_STEPS = 12
@@ -31,14 +34,14 @@ def time_arms(
     repetitions: int,
     on_step: Callable[[], None] = lambda: None,
     check: Callable[[Arm, StepPlan], None] = lambda arm, step: None,
-    drafts: Sequence[Sequence[int]] | None = None,
+    drafts: Drafts = None,
 ) -> list[StepTiming]:
     """Run the scenario `repetitions` times on each arm and return the times of every step.
 
     check: looks at what a timed step left, outside the timed stretch.
     forced: tokens to feed on, one list a step; None lets every arm go on with its own. kernel_s of
     each timing is the step's kernel floor in that repetition, None where it is not measured.
-    drafts: draft tokens, one list a step; no time goes into making them.
+    drafts: see Drafts; no time goes into making them.
     """
     with _no_collector():
         kernels = record_kernels(arms, plan, forced, clock, on_step, drafts)
@@ -48,7 +51,7 @@ def time_arms(
                 arm.start(plan)
             for number, step in enumerate(plan.steps):
                 for arm in _in_turn(arms, number + repetition):
-                    fed = (_tokens(forced, number), _tokens(drafts, number))
+                    fed = (_tokens(forced, number), _drafts(drafts, arm, number))
                     run = partial(arm.execute, step, *fed)
                     wall_s, submit_s = _time_step(run, clock)
                     check(arm, step)
@@ -83,7 +86,7 @@ def record_kernels(
     forced: Sequence[Sequence[int]] | None,
     clock: Clock,
     on_step: Callable[[], None] = lambda: None,
-    drafts: Sequence[Sequence[int]] | None = None,
+    drafts: Drafts = None,
 ) -> dict[tuple[str, int], Kernels]:
     """The kernels of each arm in the steps whose floor is measured, by label and step index.
 
@@ -95,7 +98,8 @@ def record_kernels(
         arm.start(plan)
     for number, step in enumerate(plan.steps):
         for arm in arms:
-            run = partial(arm.execute, step, _tokens(forced, number), _tokens(drafts, number))
+            fed = (_tokens(forced, number), _drafts(drafts, arm, number))
+            run = partial(arm.execute, step, *fed)
             if step.index in chosen:
                 kernels[arm.label, step.index] = clock.kernels(run)
             else:
@@ -116,6 +120,10 @@ def floor_steps(plan: ScenarioPlan) -> frozenset[int]:
 
 def _tokens(forced: Sequence[Sequence[int]] | None, number: int) -> Sequence[int] | None:
     return None if forced is None else forced[number]
+
+
+def _drafts(drafts: Drafts, arm: Arm, number: int) -> Sequence[int] | None:
+    return _tokens(drafts[arm.label] if isinstance(drafts, Mapping) else drafts, number)
 
 
 def _in_turn(arms: Sequence[Arm], number: int) -> Sequence[Arm]:

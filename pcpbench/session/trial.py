@@ -20,7 +20,7 @@ from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Notice, StepRecord, StepTiming, Violation
 from pcpbench.results import ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.second_looks import SecondLooks
-from pcpbench.session.stand import Stand
+from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.protocol import Arm
 
@@ -55,6 +55,7 @@ class Trial:
     """Runs one scenario; afterwards `records` and `timings` hold what its steps left.
 
     tokens: what to feed on, one list a step, where no arm of the stand is the teacher.
+    timed: labels of the arms to time in turn; base and candidate where none is named.
     """
 
     def __init__(
@@ -72,12 +73,14 @@ class Trial:
         tokens: Sequence[Sequence[int]] | None = None,
         drafts: Sequence[Sequence[int]] | None = None,
         watcher: Watcher | None = None,
+        timed: Sequence[str] = (),
     ) -> None:
         self.plan, self.stand, self.clock, self._dtype = plan, stand, clock, dtype
         self.repetitions, self.on_step = repetitions, on_step
         self.is_full = checks == "full"
         self.teacher = "reference" if teacher_forced else None
         self._given, self._given_drafts = tokens, drafts
+        self._timed = tuple(timed) or (stand.base, stand.candidate)
         self._watcher = watcher or _Nobody()
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
@@ -109,7 +112,7 @@ class Trial:
             self._verify_poisoned()
         # A scenario that failed has no speed to quote.
         if not broken and self.repetitions and not self._judge.has_failed:
-            arms = [self.stand.arms[self.stand.base], self.stand.arms[self.stand.candidate]]
+            arms = [self.stand.arms[label] for label in self._timed]
             forced = self._tokens if self.teacher is not None else None
             self.timings = time_arms(
                 arms,
@@ -119,7 +122,7 @@ class Trial:
                 self.repetitions,
                 self.on_step,
                 self._check_timed,
-                self._drafts,
+                self._drafts if self.teacher is not None else self._own_drafts(),
             )
         wall_s = time.perf_counter() - start
         return self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
@@ -143,6 +146,14 @@ class Trial:
     def step_audits(self) -> list[StepAudit]:
         """Dispatch and broken contracts of every step and arm."""
         return self._judge.step_audits
+
+    def _own_drafts(self) -> dict[str, list[list[int]]]:
+        """Draft tokens that each arm found for itself in its judged run, one list a step."""
+        found: dict[str, list[list[int]]] = {}
+        for record in self.records:
+            drafts = [] if record.draft_tokens is None else record.draft_tokens.tolist()
+            found.setdefault(record.arm, []).append(drafts)
+        return found
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""
@@ -245,10 +256,7 @@ class Trial:
             self._judge.observe_failure(violation)
 
     def _views(self) -> dict[str, KvArrays]:
-        return {
-            label: KvArrays(arm.kv_caches(), arm.kv_groups)
-            for label, arm in self.stand.arms.items()
-        }
+        return {label: kv_view(arm) for label, arm in self.stand.arms.items()}
 
     def _tables(self) -> dict[str, Tables]:
         return {label: arm.block_tables() for label, arm in self.stand.arms.items()}
@@ -267,6 +275,7 @@ class Trial:
     def _run_poisoned(self, arm: Arm, live: LiveSlots, poison: str) -> Iterator[Violation]:
         """One arm, one poison. Ends with the first step that cannot be run."""
         clean = [record for record in self.records if record.arm == arm.label]
+        drafts = self._drafts if self.teacher is not None else self._own_drafts()[arm.label]
         arm.start(self.plan)
         for number, step in enumerate(self.plan.steps):
             live.advance(step)
@@ -275,14 +284,15 @@ class Trial:
             if arm.label == self.teacher:
                 forced = None
             try:
-                arm.execute(step, forced, self._drafts[number])
+                arm.execute(step, forced, drafts[number])
             except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return
             record = arm.record(step, self.plan.scenario)
-            rows = live.written_rows(step, KvArrays(arm.kv_caches(), arm.kv_groups))
+            view = kv_view(arm)
+            rows = live.written_rows(step, view)
             written = self._written[arm.label][number]
-            yield from compare_poisoned(clean[number], record, written, rows, poison)
+            yield from compare_poisoned(clean[number], record, written, rows, poison, view)
             live.leave(step)
             self.on_step()
 

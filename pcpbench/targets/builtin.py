@@ -15,12 +15,12 @@ from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
-from pcpbench.model.dense import dense_logits
+from pcpbench.model.dense import dense_logits, index_tables
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import AddressChange, Notice, StepRecord, TapRecord
+from pcpbench.records import AddressChange, IndexTables, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
 from pcpbench.targets.engine_errors import engine_errors
 
@@ -135,6 +135,15 @@ class BuiltinArm:
     def kv_groups(self) -> tuple[int, ...]:
         """The KV group of each cache of a rank; empty where all are in group 0."""
         return self.engine.shape.layer_groups
+
+    @property
+    def num_layers(self) -> int:
+        """Caches of latents on each rank."""
+        return self.engine.shape.num_hidden_layers
+
+    def index_tables(self) -> IndexTables | None:
+        """How the model chooses keys; None for a dense one."""
+        return index_tables(self.engine.workers[0].model)
 
     def block_tables(self) -> list[list[NDArray[Any]]]:
         """Global block tables of every rank and KV group, without a copy on a CPU."""

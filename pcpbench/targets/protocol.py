@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice, StepRecord, TapRecord
+from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
 
 
@@ -87,7 +87,8 @@ class Arm(Protocol):
         pass; nothing after an idle step, and nothing where the arm was built without taps."""
 
     def kv_caches(self) -> list[list[NDArray[Any]]]:
-        """Caches as [rank][layer][num_blocks, block_size, latent], valid until the next step.
+        """Caches as [rank][layer][num_blocks, block_size, latent], valid until the next step; those
+        of index keys, of another width, behind those of latents.
 
         16-bit types come as their raw bits in float32-widened form: see the target.
         """
@@ -95,6 +96,14 @@ class Arm(Protocol):
     @property
     def kv_groups(self) -> tuple[int, ...]:
         """The KV group of each of these caches; empty where all are in group 0."""
+
+    @property
+    def num_layers(self) -> int:
+        """How many of `kv_caches` are layers'; behind them are those of index keys, as many."""
+
+    def index_tables(self) -> IndexTables | None:
+        """How the arm's model chooses keys (contract C20); None where it attends to all, or its
+        scores cannot be recomputed exactly."""
 
     def block_tables(self) -> list[list[NDArray[Any]]]:
         """Global block tables as [rank][KV group][request slots, columns], valid until the next

@@ -80,6 +80,9 @@ def test_positions_before_a_window_are_not_read_though_their_block_is_held(kit):
     assert found == [[], [7, 8], [8, 9]]
 
 
+VIEW = KvArrays([])
+
+
 @pytest.fixture
 def clean(kit):
     return kit.Bench(kit.make_plan([3, 9], 2), kit.setup("full", pcp=2)).at(1)[2]
@@ -90,7 +93,7 @@ def rows(value=1):
 
 
 def test_equal_results_are_no_finding(clean):
-    assert list(compare_poisoned(clean, clean, rows(), rows(), "nan")) == []
+    assert list(compare_poisoned(clean, clean, rows(), rows(), "nan", VIEW)) == []
 
 
 @pytest.mark.parametrize("tensor", ["hidden", "logits", "sampled"])
@@ -98,7 +101,7 @@ def test_each_output_is_held_bit_for_bit(clean, tensor):
     values = getattr(clean, tensor).copy()
     values.reshape(-1)[1] += 1
     changed = replace(clean, **{tensor: values})
-    (found,) = compare_poisoned(clean, changed, rows(), rows(), "nan")
+    (found,) = compare_poisoned(clean, changed, rows(), rows(), "nan", VIEW)
     assert (found.contract, found.arm, found.step, found.tensor) == ("C16", "full", 1, tensor)
     assert "poisoned (nan)" in found.message
 
@@ -107,14 +110,14 @@ def test_one_rank_is_enough(kit, clean):
     zeros = np.zeros((2, 3), np.float32)
     first = kit.change_rank(clean, 1, hidden=zeros)
     second = kit.change_rank(clean, 1, hidden=zeros + 1)
-    (found,) = compare_poisoned(first, second, rows(), rows(), "large")
+    (found,) = compare_poisoned(first, second, rows(), rows(), "large", VIEW)
     assert (found.rank, found.tensor) == (1, "hidden")
 
 
 def test_written_slots_are_held_bit_for_bit(clean):
     poisoned = rows()
     poisoned[1][0][0, 0] = 2
-    (found,) = compare_poisoned(clean, clean, rows(), poisoned, "nan")
+    (found,) = compare_poisoned(clean, clean, rows(), poisoned, "nan", VIEW)
     assert (found.rank, found.tensor) == (1, "kv_cache")
     assert "layer 0, 1 of 6 values differ" in found.message
 

@@ -79,6 +79,29 @@ def test_the_log_has_every_call_even_of_a_group_of_one():
     assert log == [("all_gather", (5,), (2, 3), "torch.float32")]
 
 
+def test_an_exchange_hands_each_rank_its_share_of_all():
+    groups = [InProcessGroup((4, 2, 7), rank) for rank in (4, 2, 7)]
+    sent = [torch.arange(12.0).view(2, 6) + 100 * place for place in range(3)]
+
+    async def rank_work(place):
+        return await groups[place].all_to_all(sent[place], dim=1)
+
+    received = run_lockstep([rank_work(place) for place in range(3)])
+    for place, found in enumerate(received):
+        own = slice(2 * place, 2 * place + 2)
+        assert torch.equal(found, torch.stack([tensor[:, own] for tensor in sent]))
+
+
+def test_an_exchange_with_nobody_is_the_tensor_itself():
+    alone = InProcessGroup((5,), 5)
+
+    async def rank_work():
+        return await alone.all_to_all(torch.ones(2, 3), dim=1)
+
+    (found,) = run_lockstep([rank_work()])
+    assert found.shape == (1, 2, 3)
+
+
 def test_breaks_hand_out_the_work_of_all_ranks_together():
     done = []
 

@@ -24,6 +24,7 @@ WORLDS = {
     "one rank": {"pcp": 1},
     "pcp 2": {"pcp": 2},
     "tp 2 dcp 2": {"pcp": 1, "tp": 2, "dcp": 2, "interleave": 2},
+    "pcp 2 dcp 2": {"pcp": 2, "dcp": 2},
 }
 
 
@@ -108,7 +109,7 @@ class Run:
         options = EngineOptions(microbatch=microbatch, **world)
         self.plan = make_plan(
             load_scenario(scenario),
-            vocab_size=model_shape(options.model).vocab_size,
+            vocab_size=model_shape(options.preset).vocab_size,
             dcp_size=options.dcp,
             seed=0,
         )

@@ -1,5 +1,6 @@
 """`pcpbench faults run`: verdicts, exit codes, and faults of several classes end to end."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -125,6 +126,15 @@ def test_full_checks_fire_what_quick_ones_do_not_look_for(capsys):
 def test_bad_input_is_exit_2_also_where_the_fault_would_not_fit(capsys, arguments):
     assert cli.run(["faults", "run", "--fault", "one-draft-too-many", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
+
+
+def test_json_is_all_of_stdout_and_names_what_was_missed(monkeypatch, capsys):
+    escaped = replace(SOUND, name="no-effect", inject=planted(harmless))
+    assert run_with(monkeypatch, SOUND, escaped, arguments=["--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert (found["exit_code"], found["num_faults"], found["num_caught"]) == (1, 2, 1)
+    assert found["missed"] == ["no-effect escaped"]
+    assert [run["verdict"] for run in found["runs"]] == ["caught", "escaped"]
 
 
 def test_an_unknown_check_is_exit_2(capsys):

@@ -71,6 +71,10 @@ class Stand:
                 kv_caches=[
                     torch.full(cache_shape, fill, dtype=dtype)
                     for _ in range(shape.num_hidden_layers)
+                ]
+                + [
+                    torch.full((*cache_shape[:2], shape.index_head_dim), fill, dtype=dtype)
+                    for _ in range(shape.num_hidden_layers if shape.is_sparse else 0)
                 ],
                 kv_groups=shape.layer_groups,
             )

@@ -8,13 +8,14 @@ import sys
 
 import torch
 
-from pcpbench.model import attention_kernels
+from pcpbench.model import attention_kernels, sparse_attention_kernels
 
 
 def main(cases_path: str, results_path: str) -> None:
     results = []
     for kind, args in torch.load(cases_path):
-        kernel = getattr(attention_kernels, kind)
+        sparse = hasattr(sparse_attention_kernels, kind)
+        kernel = getattr(sparse_attention_kernels if sparse else attention_kernels, kind)
         kernel(*args)
         results.append(args[-2:])
     torch.save(results, results_path)

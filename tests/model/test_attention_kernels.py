@@ -113,4 +113,9 @@ def test_kernels_compile_for_a_gpu():
         [sys.executable, str(program)], capture_output=True, text=True, env=environment
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["_mla_attention_kernel", "_kv_cache_write_kernel"]
+    assert done.stdout.split() == [
+        "_mla_attention_kernel",
+        "_kv_cache_write_kernel",
+        "_index_topk_kernel",
+        "_sparse_mla_attention_kernel",
+    ]

@@ -7,16 +7,17 @@ import torch
 
 from pcpbench.model import dense
 from pcpbench.model.decoder import MLADecoder
-from pcpbench.model.presets import SMALL, TINY, TINY_SWA
+from pcpbench.model.presets import SMALL, TINY, TINY_SPARSE, TINY_SWA
 
 CPU = torch.device("cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
 WINDOW = replace(TINY_SWA, sliding_window=6)
+SHAPES = [TINY, SMALL, TINY_SPARSE, WINDOW]
 
 
-@pytest.mark.parametrize("shape", [TINY, SMALL, WINDOW], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
 def test_it_computes_what_prefill_and_decode_compute_over_the_cache(make_stand, tokens, shape):
     stand = make_stand(shape=replace(shape, max_position_embeddings=256, vocab_size=256))
     model = stand.models[0]
@@ -83,3 +84,27 @@ def test_a_share_of_the_weights_is_refused():
     share = MLADecoder(TINY, torch.float32, CPU, seed=0, tp_size=2)
     with pytest.raises(ValueError, match="1 of 2 shares"):
         dense.dense_logits(share, [[1]], [[0]])
+
+
+def test_sparse_attention_is_dense_until_there_is_something_to_choose(tokens):
+    places = list(range(30))
+    found, wanted = (
+        dense.dense_logits(
+            MLADecoder(shape, torch.float32, CPU, seed=0), [tokens[0][:30]], [places]
+        )[0]
+        for shape in (TINY_SPARSE, TINY)
+    )
+    torch.testing.assert_close(found[:16], wanted[:16], rtol=0, atol=0)
+    assert ((found - wanted)[16:].abs().amax(1) > 1e-3).all()
+
+
+def test_tables_of_an_indexer_are_small_whole_numbers_and_layers_differ():
+    sparse = MLADecoder(TINY_SPARSE, torch.bfloat16, CPU, seed=5)
+    tables = dense.index_tables(sparse)
+    assert tables.topk == 16
+    first, second = tables.layers
+    for table in tables.layers:
+        assert set(table.key.ravel()) == set(table.query.ravel()) == set(range(-3, 4))
+        assert set(table.weights.ravel()) == {1, 2, 3, 4}
+    assert (first.key != second.key).any()
+    assert dense.index_tables(MLADecoder(TINY, torch.float32, CPU, seed=5)) is None

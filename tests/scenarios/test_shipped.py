@@ -383,6 +383,15 @@ def test_prompts_are_chunked_beside_decodes() -> None:
     assert sorted(chunks.values())[-3:] >= [2, 3, 4]
 
 
+@pytest.mark.parametrize(("dcp_size", "interleave"), [(2, 1), (2, 2), (2, 4), (4, 2), (4, 4)])
+def test_prefill_contexts_end_at_every_border(dcp_size: int, interleave: int) -> None:
+    d, i = dcp_size, interleave
+    contexts = {s.num_computed_tokens for s in shares(plan_of("s13-prefill-context"), prefill=True)}
+    wanted = {0, 1, i - 1, i, i + 1, d * i - 1, d * i, d * i + 1}
+    assert wanted <= contexts
+    assert i == 1 or any(0 < context <= i for context in contexts), "a rank that owns none of it"
+
+
 def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:
     scenario = load_scenario("azure-code")
     for word in ("AzurePublicDataset", "CC BY 4.0", "divided by 60"):

@@ -26,8 +26,8 @@ class Bench:
         self.options = EngineOptions(**options)
         self.plan = make_plan(
             load_scenario(scenario),
-            vocab_size=model_shape(self.options.model).vocab_size,
-            kv_groups=model_shape(self.options.model).kv_groups,
+            vocab_size=model_shape(self.options.preset).vocab_size,
+            kv_groups=model_shape(self.options.preset).kv_groups,
             dcp_size=self.options.dcp,
             max_num_seqs=self.options.max_num_seqs,
             num_speculative_tokens=self.options.spec_tokens,

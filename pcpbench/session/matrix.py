@@ -1,0 +1,181 @@
+"""`pcpbench matrix`: every cell in a process of its own, a record on disk as soon as it ends.
+
+Owns the order of a run: which cells are left, how many at once, and how it ends early. A directory
+of records is all the state there is, so that a run can be taken up again.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+
+import msgspec
+
+from pcpbench.code_version import code_digest, versions
+from pcpbench.device.backends import resolve_device
+from pcpbench.device.environment import environment_of
+from pcpbench.errors import CannotMeasure, PcpbenchError, UsageError
+from pcpbench.faults.registry import all_faults
+from pcpbench.matrix_cells import Cell
+from pcpbench.matrix_request import MatrixRequest
+from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
+from pcpbench.report.console import make_console
+from pcpbench.report.json_out import print_text
+from pcpbench.report.matrix_files import MatrixFiles, locked, matrix_json
+from pcpbench.report.matrix_view import print_matrix, print_matrix_verdict
+from pcpbench.report.progress import Progress, make_progress
+from pcpbench.session.matrix_cell import OUT_OF_TIME, CellRunner, Children, Stopped
+from pcpbench.session.matrix_faults import faults_for
+from pcpbench.session.matrix_resume import VERSIONS, kept_records, kept_settings
+
+WAITING = "it was not run yet; --resume goes on"
+Run = Callable[[Cell, float | None], CellRecord]
+
+
+def run_matrix(request: MatrixRequest) -> int:
+    """Run what is left of the matrix, print its table and return the exit code."""
+    start = time.monotonic()
+    request.check()
+    code = versions()
+    kept: dict[str, CellRecord] = {}
+    with ExitStack() as stack:
+        if request.resume is None:
+            settings = request.settings()
+        else:
+            settings = kept_settings(request, code)
+            stack.enter_context(locked(request.resume))
+            kept = kept_records(request.resume, settings)
+        if settings.inject is not None and settings.inject not in all_faults():
+            raise UsageError(
+                f"--inject is {settings.inject!r}, which the catalogue lacks: `pcpbench faults "
+                "list` shows all names."
+            )
+        environment = environment_of(resolve_device(settings.device))
+        stored = {**msgspec.to_builtins(settings), VERSIONS: code}
+        files = stack.enter_context(
+            MatrixFiles(request.out, request.resume, settings=stored, environment=environment)
+        )
+        if request.resume is None:
+            stack.enter_context(locked(files.path))
+
+        def result(records: Sequence[CellRecord]) -> MatrixResult:
+            return MatrixResult(
+                cells=tuple(records),
+                settings=stored,
+                environment=environment,
+                wall_s=time.monotonic() - start,
+                run_dir=str(files.path),
+                num_kept=len(kept),
+            )
+
+        def keep(record: CellRecord, records: Sequence[CellRecord]) -> None:
+            files.add_cell(record, result(records))
+
+        children = Children()
+        runner = CellRunner(files.path, settings, children, faults_for)
+        loop = MatrixLoop(settings.cells, kept, runner, keep, children.stop, _code_check(code))
+        files.write_tables(result(loop.records))
+        deadline = None if request.max_time is None else start + request.max_time
+        with make_progress() as progress:
+            loop.run(request.jobs, deadline, progress)
+        ended = result(loop.records)
+        files.finish(ended)
+    _print(ended, request.json)
+    return ended.outcome.exit_code
+
+
+def _print(result: MatrixResult, as_json: bool) -> None:
+    if as_json:
+        print_text(matrix_json(result))
+        print_matrix_verdict(result, make_console(sys.stderr))
+    else:
+        print_matrix(result, make_console())
+
+
+def _code_check(code: Mapping[str, str]) -> Callable[[], None]:
+    def check() -> None:
+        if code_digest() != code["code"]:
+            raise CannotMeasure(
+                "pcpbench's own code has changed since the run began: its other cells would be of "
+                "another version, so start a new run."
+            )
+
+    return check
+
+
+class MatrixLoop:
+    """Runs the cells that have no record, and keeps a record of each as soon as it ends.
+
+    kept: records that stand, by the cell's name. run: runs one cell up to a deadline. keep: puts a
+    record on disk, given all records so far. stop: ends whatever runs. check: raises where no
+    further cell may begin.
+    """
+
+    def __init__(
+        self,
+        cells: Sequence[Cell],
+        kept: Mapping[str, CellRecord],
+        run: Run,
+        keep: Callable[[CellRecord, Sequence[CellRecord]], None],
+        stop: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._cells, self._run, self._keep = cells, run, keep
+        self._stop, self._check = stop, check
+        self._done = dict(kept)
+
+    @property
+    def records(self) -> list[CellRecord]:
+        """One for each cell, in order; those without a record are NOT_RUN."""
+        return [self._done.get(cell.name) or _not_run(cell, WAITING) for cell in self._cells]
+
+    def run(self, jobs: int, deadline: float | None, progress: Progress) -> None:
+        """Run all cells that are left, at most `jobs` at once; no new one after the deadline."""
+        left = deque(cell for cell in self._cells if cell.name not in self._done)
+        if len(left) < len(self._cells):
+            progress.say(f"{len(self._cells) - len(left)} cells are finished from an earlier run")
+        progress.start("matrix", len(left), "cells")
+        pending: dict[Future[CellRecord], Cell] = {}
+        with ThreadPoolExecutor(jobs) as pool:
+            try:
+                while left or pending:
+                    while left and len(pending) < jobs:
+                        cell = left.popleft()
+                        if deadline is not None and time.monotonic() >= deadline:
+                            self._done[cell.name] = _not_run(cell, OUT_OF_TIME)
+                            continue
+                        self._check()
+                        pending[pool.submit(self._run, cell, deadline)] = cell
+                    ended, _ = wait(pending, return_when=FIRST_COMPLETED)
+                    for future in ended:
+                        self._take(_record(pending.pop(future), future), progress)
+            except BaseException:
+                self._stop()  # the threads of the pool end with their processes
+                raise
+
+    def _take(self, record: CellRecord, progress: Progress) -> None:
+        self._done[record.cell.name] = record
+        self._keep(record, self.records)
+        told = f": {record.reason}" if record.reason else ""
+        progress.advance()
+        outcome = record.outcome.value
+        progress.say(f"{record.cell.name}: {outcome} ({record.wall_s:.1f} s){told}")
+
+
+def _record(cell: Cell, future: Future[CellRecord]) -> CellRecord:
+    """What a cell came to; what breaks while one is run is that cell's row, and no other's."""
+    try:
+        return future.result()
+    except (PcpbenchError, Stopped):
+        raise
+    except Exception as error:
+        reason = f"it could not be run: {type(error).__name__}: {error}"
+        return CellRecord(cell=cell, outcome=CellOutcome.CRASHED, reason=reason)
+
+
+def _not_run(cell: Cell, reason: str) -> CellRecord:
+    return CellRecord(cell=cell, outcome=CellOutcome.NOT_RUN, reason=reason)

@@ -1,0 +1,174 @@
+"""`pcpbench modes`: a small real run, faults, and flips that padding drift explains or does not."""
+
+import json
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from pcpbench import cli
+from pcpbench.engine.worker import Worker
+from pcpbench.errors import UsageError
+from pcpbench.model.decoder import MLADecoder
+from pcpbench.modes import CUDAGraphMode
+from pcpbench.modes_request import ModesRequest
+from pcpbench.request import EngineOptions
+from pcpbench.session.modes import plan_task
+
+SMALL = (
+    "modes --prompts 6 --prompt-len 3-9 --output-len 4 --capture-sizes 1,2,4,24 --json --out run"
+)
+MODES = ["NONE", "PIECEWISE", "FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"]
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def run(capsys, arguments="", exit_code=0):
+    assert cli.run(f"{SMALL} {arguments}".split()) == exit_code
+    result = json.loads(capsys.readouterr().out)
+    assert result["exit_code"] == exit_code
+    return result
+
+
+def request(**settings):
+    return ModesRequest(options=EngineOptions(), **settings)
+
+
+def ties(monkeypatch, drift):
+    """Every token has a twin with the same logit; padded arms see the twins `drift` higher."""
+    build, sample = MLADecoder.__init__, Worker.sample
+
+    def twins(self, *arguments, **settings):
+        build(self, *arguments, **settings)
+        self.lm_head[:, 1::2] = self.lm_head[:, 0::2]
+
+    async def tilted(self, hidden, plan):
+        sampled = await sample(self, hidden, plan)
+        even = sampled.logits.argmax(-1) // 2 * 2
+        sampled.tokens = even
+        if self.config.compilation_config.cudagraph_mode is not CUDAGraphMode.NONE:
+            sampled.logits[:, 1::2] += drift
+            sampled.tokens = even + 1
+        return sampled
+
+    monkeypatch.setattr(MLADecoder, "__init__", twins)
+    monkeypatch.setattr(Worker, "sample", tilted)
+
+
+def test_four_modes_agree_and_every_number_is_there(capsys):
+    result = run(capsys, "--repetitions 1")
+    rows = result["modes"]
+    assert [row["mode"] for row in rows] == MODES
+    assert all(row["agreement"] == 1.0 and row["first"] is None for row in rows)
+    assert {row["num_tokens"] for row in rows} == {24}
+    shares = [(row["steps"]["full"] > 0, row["steps"]["piecewise"] > 0) for row in rows]
+    assert shares == [(False, False), (False, True), (True, False), (True, True)]
+    assert rows[3]["tokens"]["full"] + rows[3]["tokens"]["piecewise"] == sum(
+        step.num_tokens
+        for step in plan_task(
+            request(num_prompts=6, prompt_len="3-9", output_len="4")
+        ).steps
+    )  # fmt: skip
+    for row in rows:
+        speed = row["speed"]
+        assert speed["tpot_ms"]["median"] > 0
+        assert len(speed["tokens_per_s"]) == 1
+        assert (speed["tpot_ratio"] is None) == (row["mode"] == "NONE")
+    table = pd.read_csv("run/modes.csv")
+    assert list(table["mode"]) == MODES
+    assert (table["num_tokens_equal"] == table["num_output_tokens"]).all()
+    assert table["throughput_ratio"].notna().tolist() == [False, True, True, True]
+    assert json.loads(Path("run/manifest.json").read_text())["outcome"] == "pass"
+
+
+@pytest.mark.parametrize("arguments", ["--feed teacher-forced", "--spec-tokens 2"])
+def test_other_feeds_and_drafts_agree_too(capsys, arguments):
+    repetitions = int("spec" in arguments)
+    result = run(capsys, f"{arguments} --repetitions {repetitions}")
+    assert all(row["agreement"] == 1.0 for row in result["modes"])
+    assert all((row["speed"] is not None) == bool(repetitions) for row in result["modes"])
+
+
+def test_full_checks_run_over_drafts_that_each_mode_found_for_itself(capsys):
+    result = run(capsys, "--check full --spec-tokens 1 --repetitions 0")
+    assert all(row["agreement"] == 1.0 for row in result["modes"])
+
+
+def test_a_planted_fault_is_exit_1_without_any_speed(capsys):
+    result = run(capsys, "--inject stale-block-rows --repetitions 1", 1)
+    assert result["outcome"] == "fail"
+    assert "C5" in " ".join(result["reasons"])
+    assert all(row["speed"] is None for row in result["modes"])
+
+
+def test_flips_that_padding_drift_explains_are_told_and_pass(capsys, monkeypatch):
+    ties(monkeypatch, drift=3e-6)
+    result = run(capsys, "--repetitions 0")
+    none, *others = result["modes"]
+    assert none["agreement"] == 1.0
+    for row in others:
+        assert row["agreement"] < 1.0
+        assert (row["num_traced"], row["num_unexplained"]) == (6, 0)
+        assert row["first"]["gap"] <= 2 * row["first"]["drift"]
+    assert all(each["explained"] for each in result["traces"])
+
+
+def test_a_flip_without_drift_is_a_regression(capsys, monkeypatch):
+    """The judge alone would let it pass: a tie may go either way within the budget."""
+    ties(monkeypatch, drift=0.0)
+    result = run(capsys, "--repetitions 1", 1)
+    assert "there is no drift" in result["reasons"][-1]
+    assert result["modes"][1]["num_unexplained"] == 6
+    assert all(row["speed"] is None for row in result["modes"])
+
+
+def test_fed_the_same_tokens_in_float32_none_may_differ(capsys, monkeypatch):
+    ties(monkeypatch, drift=3e-6)
+    result = run(capsys, "--feed teacher-forced --repetitions 0", 1)
+    assert "were fed the same tokens in float32" in result["reasons"][-1]
+
+
+def test_the_prompts_are_those_of_the_seed_and_nothing_is_preempted():
+    plan = plan_task(request(num_prompts=40))
+    assert plan == plan_task(request(num_prompts=40))
+    other = ModesRequest(options=EngineOptions(seed=1), num_prompts=40)
+    assert plan != plan_task(other)
+    lengths = [len(each.prompt_token_ids) for each in plan.requests]
+    assert (min(lengths) >= 8, max(lengths) <= 32, len(set(lengths)) > 10) == (True,) * 3
+    assert not any(step.preempted_req_ids for step in plan.steps)
+    assert any(step.scheduled and not step.has_prefill for step in plan.steps)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"num_prompts": 0}, "--prompts is 0: use 1 to 10000"),
+        ({"num_prompts": 10**6}, "--prompts is 1000000"),
+        ({"prompt_len": "9-3"}, "--prompt-len is '9-3'"),
+        ({"prompt_len": "0"}, "--prompt-len is '0'"),
+        ({"output_len": "4-"}, "--output-len is '4-'"),
+        ({"output_len": "four"}, "--output-len is 'four'"),
+        ({"output_len": "1e3"}, "--output-len is '1e3'"),
+        ({"prompt_len": "65536", "output_len": "65536"}, None),
+        ({"feed": "both"}, "--feed is 'both'"),
+        ({"checks": "most"}, "--check is 'most'"),
+        ({"repetitions": -1}, "--repetitions is -1"),
+    ],
+    ids=str,
+)
+def test_bad_requests_are_refused_in_one_sentence(settings, words):
+    asked = request(**settings)
+    if words is None:
+        asked.check()
+        return
+    with pytest.raises(UsageError, match=words):
+        asked.check()
+
+
+def test_lengths_that_no_cache_holds_are_refused():
+    asked = ModesRequest(options=EngineOptions(max_num_seqs=4096), prompt_len="65536")
+    with pytest.raises(UsageError, match="--prompt-len and --output-len are too large"):
+        asked.check()
