@@ -17,6 +17,7 @@ from pcpbench import __version__, cli_runs
 from pcpbench.arguments import refuse_empty
 from pcpbench.cli_options import (
     Backend,
+    Baseline,
     CaptureSizes,
     Check,
     Dcp,
@@ -28,6 +29,7 @@ from pcpbench.cli_options import (
     FaultModel,
     FaultPcp,
     FaultSpecTokens,
+    Inject,
     Interleave,
     Json,
     Launcher,
@@ -36,11 +38,13 @@ from pcpbench.cli_options import (
     Model,
     Out,
     Pcp,
+    SaveBaseline,
     Seed,
     SpecTokens,
     Tp,
 )
 from pcpbench.errors import PcpbenchError
+from pcpbench.gate_commands import add_gate
 from pcpbench.report.streams import guard_streams
 
 INTERRUPTED = 130
@@ -60,6 +64,7 @@ app.add_typer(scenarios_app, name="scenarios")
 faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
 app.add_typer(faults_app, name="faults")
 cli_runs.register(app)
+add_gate(app)
 
 
 def _show_version(asked: bool) -> None:
@@ -176,12 +181,9 @@ def compare(
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
     check: Check = "quick",
-    inject: Annotated[
-        str | None,
-        typer.Option(
-            "--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."
-        ),
-    ] = None,
+    inject: Inject = None,
+    save_baseline: SaveBaseline = None,
+    baseline: Baseline = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
     json: Json = False,
@@ -222,6 +224,8 @@ def compare(
         json=json,
         out=out,
         inject=inject,
+        save_baseline=save_baseline,
+        baseline=baseline,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare

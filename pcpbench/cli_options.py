@@ -74,6 +74,18 @@ Microbatch = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]
+Inject = Annotated[
+    str | None,
+    typer.Option("--inject", help="Plant a fault of `pcpbench faults list`: see a failing run."),
+]
+SaveBaseline = Annotated[
+    Path | None,
+    typer.Option("--save-baseline", help="Time fresh processes too, and write a baseline here."),
+]
+Baseline = Annotated[
+    Path | None,
+    typer.Option("--baseline", help="Then hold this run against a baseline, as `gate` does."),
+]
 Out = Annotated[
     Path | None, typer.Option("--out", help="Directory for the files (default results/<run>).")
 ]

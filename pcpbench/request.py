@@ -253,7 +253,10 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`pcpbench compare`. inject: a fault of the catalogue to plant, by name."""
+    """`pcpbench compare`. inject: a fault of the catalogue to plant, by name.
+
+    save_baseline: file to write a baseline to. baseline: file to hold this comparison against.
+    """
 
     base: str
     candidate: str
@@ -265,6 +268,8 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     json: bool = False
     out: Path | None = None
     inject: str | None = None
+    save_baseline: Path | None = None
+    baseline: Path | None = None
 
     def check(self) -> None:
         """Raise UsageError or ScenarioError for what could not be run whatever the machine is."""
@@ -286,6 +291,11 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
                 "are made from the reference's tokens, so use --feed teacher-forced."
             )
         choose_scenarios(self.scenarios)
+        if self.inject and (self.baseline or self.save_baseline):
+            raise UsageError(
+                f"--inject is {self.inject!r} with a baseline: the fresh processes behind one run "
+                "without faults, so leave one of the two out."
+            )
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -20,3 +20,79 @@ def sample_the_worst(monkeypatch):
         monkeypatch.setattr(Worker, "sample", faulty)
 
     return plant
+
+
+class FakeGate:
+    """Samples of processes that nobody ran: what they hold is what a test says."""
+
+    @staticmethod
+    def scenario(name="s", ratio=0.8, base_s=3e-3, capture_s=0.25, plan_hash="p", num_wrong=0):
+        from pcpbench.gate_samples import TIME_METRICS, MetricSample, ScenarioSample
+        from pcpbench.results import Stat
+
+        def stat(seconds):
+            return Stat(mean=seconds, median=seconds, std=0.0, p99=2 * seconds, num_samples=9)
+
+        times = MetricSample(
+            base=stat(base_s), candidate=stat(base_s * ratio), ratio=ratio, num_pairs=9
+        )
+        return ScenarioSample(
+            scenario=name,
+            plan_hash=plan_hash,
+            metrics=dict.fromkeys(TIME_METRICS, times),
+            capture_s=capture_s,
+            num_wrong=num_wrong,
+        )
+
+    def process(self, *scenarios):
+        from pcpbench.gate_samples import ProcessSample
+        from pcpbench.records import Environment
+
+        return ProcessSample(
+            scenarios=tuple(scenarios or [self.scenario()]), environment=Environment(), wall_s=1.0
+        )
+
+    def processes(self, ratios, **scenario):
+        return tuple(self.process(self.scenario(ratio=r, **scenario)) for r in ratios)
+
+    @staticmethod
+    def judged(name="s", outcome="pass", drifts=0, violations=0, steps=(10, 10), plan_hash="p"):
+        from pcpbench.gate_samples import JudgedScenario
+
+        return JudgedScenario(
+            scenario=name,
+            plan_hash=plan_hash,
+            outcome=outcome,
+            reasons=() if outcome == "pass" else ("something was wrong",),
+            num_drifts=drifts,
+            num_violations=violations,
+            decode_steps=steps[1],
+            steps_full=steps[0],
+        )
+
+    def measured(self, ratios, **changes):
+        import msgspec
+
+        from pcpbench.gate_jobs import Machine, Measured, SampleJob
+        from pcpbench.records import Environment
+        from pcpbench.request import EngineOptions
+
+        measured = Measured(
+            job=SampleJob(
+                base="eager", candidate="full", options=EngineOptions(), scenarios=("s",)
+            ),
+            settings={"base": "eager", "candidate": "full", "dtype": "float32"},
+            settings_hash="h",
+            code_hash="c",
+            machine=Machine(id="m", cpu="a CPU", num_cpus=2),
+            environment=Environment(versions={"torch": "2.13.0"}),
+            created_at="2026-01-01T00:00:00+00:00",
+            judged=(self.judged(),),
+            processes=self.processes(ratios),
+        )
+        return msgspec.structs.replace(measured, **changes)
+
+
+@pytest.fixture
+def fake():
+    return FakeGate()

@@ -115,8 +115,10 @@ class _CallRecorder(QuietDispatchMode):
 class HostKernels:
     """The operations of one run on a CPU, ready to be issued again on the same buffers."""
 
-    def __init__(self, recorder: _CallRecorder) -> None:
-        self._recorder = recorder
+    def __init__(
+        self, recorder: _CallRecorder, now: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self._recorder, self._now = recorder, now
 
     def seconds(self) -> float:
         """The least seconds of a few more issues, less the least of as many bare calls beside them.
@@ -129,8 +131,8 @@ class HostKernels:
         with torch.inference_mode():
             for _ in range(NUM_FLOOR_RUNS):
                 self._recorder.rewind()
-                issued.append(_seconds_of(calls))
-                bare.append(_bare_seconds(len(calls)))
+                issued.append(_seconds_of(calls, self._now))
+                bare.append(_bare_seconds(len(calls), self._now))
         for storage, before in held:
             storage.copy_(before)
         return min(issued) - min(bare)
@@ -157,7 +159,7 @@ class HostClock:
         """Run `fn` once and keep its operations; where they hold too much memory, time them now."""
         with _CallRecorder() as recorder:
             fn()
-        kernels = HostKernels(recorder)
+        kernels = HostKernels(recorder, self.now)
         if recorder.num_bytes > MAX_KEPT_BYTES:
             return MeasuredKernels(kernels.seconds())
         return kernels
@@ -209,17 +211,18 @@ def one_thread(device: torch.device) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _seconds_of(calls: list[Call]) -> float:
-    start = time.perf_counter()
+def _seconds_of(calls: list[Call], now: Callable[[], float]) -> float:
+    start = now()
     for func, args, kwargs in calls:
         func(*args, **kwargs)
-    return time.perf_counter() - start
+    return now() - start
 
 
-def _bare_seconds(num_calls: int) -> float:
+def _bare_seconds(num_calls: int, now: Callable[[], float]) -> float:
     """Seconds of so many operations on tensors without elements, issued as a floor's are."""
     left, right, out = torch.empty(0), torch.empty(0), torch.empty(0)
-    return _seconds_of([(torch.ops.aten.add.out, (left, right), {"out": out})] * num_calls)
+    call = (torch.ops.aten.add.out, (left, right), {"out": out})
+    return _seconds_of([call] * num_calls, now)
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:

@@ -20,7 +20,7 @@ from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.faults.padding import padded_length_one
-from pcpbench.model import attention
+from pcpbench.model import attention, sparse_attention
 from pcpbench.pcp_manager import PCPManager
 
 IDLE: Final = replace(PCP, scenario="s3-idle-and-reuse")
@@ -73,7 +73,13 @@ def unseen_keys_from_null_block(site: Site) -> None:
         null = cache[NULL_BLOCK_ID, 0].float()
         return torch.where(torch.from_numpy(seen).unsqueeze(-1), keys, null)
 
+    def filled(fill: Callable[..., Any], named: Any, is_key: Any) -> Any:
+        if not is_key.all():
+            site.hit()
+        return np.where(is_key, named, NULL_BLOCK_ID)
+
     site.wrap(attention, "_gather_keys", faulty)
+    site.wrap(sparse_attention, "_without_gaps", filled)
 
 
 def dummy_with_real_slots(site: Site) -> None:

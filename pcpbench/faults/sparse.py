@@ -292,8 +292,8 @@ FAULTS: Final = (
             setting=replace(SPARSE, interleave=2), at_capture=True),
     shipped("K22", "localized-for-next-rank", "Each rank looks up the chosen positions of the next "
             "one.", localized_for_next_rank, PARTITION_DRIFT, setting=SPARSE, at_capture=True),
-    shipped("K22", "dcp-group-tp-first", "The DCP group over TP x PCP runs over TP first.",
-            group_tp_first, "C20", PARTITION_DRIFT, setting=WIDE, at_capture=True),
+    replace(shipped("K22", "dcp-group-tp-first", "The DCP group over TP x PCP runs over TP first.",
+            group_tp_first, "C20", PARTITION_DRIFT, setting=WIDE, at_capture=True), min_dcp=4),
     shipped("K24", "empty-choice-counts", "A rank that owns none of the chosen keys counts with "
             "LSE 0.", empty_choice_counts, PARTITION_DRIFT, setting=SHORT, at_capture=True),
     shipped("K07", "padding-chooses-keys", "Padding tokens attend to position 0.",

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from pcpbench.model import attention
-from pcpbench.model.attention import IntArray
+from pcpbench.records import BoolArray, IntArray
 
 MAX_SCORE: Final = 2**30
 """Scores are cut to this, so that a candidate fits in 63 bits whatever an index cache holds."""
@@ -234,13 +234,10 @@ def _sparse_mla_attention_cpu(
         lse.fill_(-torch.inf)
     if not len(tokens):
         return
-    named, is_key = named[tokens], is_key[tokens]
-    # What is none repeats the token's first key: a slot that must not be read stays out of the
-    # arithmetic, where a zero weight times a NaN would be a NaN.
-    first = named[np.arange(len(named)), is_key.argmax(axis=1)]
-    filled = np.where(is_key, named, first[:, None]).reshape(-1)
+    is_key = is_key[tokens]
+    filled = _without_gaps(named[tokens], is_key)
     width = kv_cache.shape[-1]
-    keys = kv_cache.view(-1, width).index_select(0, torch.from_numpy(filled))
+    keys = kv_cache.view(-1, width).index_select(0, torch.from_numpy(filled.reshape(-1)))
     keys = keys.float().view(len(tokens), -1, width)
     index = torch.from_numpy(tokens)
     hidden = None if is_key.all() else torch.from_numpy(~is_key).unsqueeze(1)
@@ -248,6 +245,17 @@ def _sparse_mla_attention_cpu(
     values, sums = attention._softmax_values(queries, keys, hidden, scale, kv_lora_rank)
     out[index] = values.to(out.dtype)
     lse[index] = sums
+
+
+def _without_gaps(named: IntArray, is_key: BoolArray) -> IntArray:
+    """Slots [tokens, K] of which each names a key: what is none repeats the token's first key.
+
+    A slot that must not be read stays out of the arithmetic, where a zero weight times a NaN would
+    be a NaN.
+    """
+    first = named[np.arange(len(named)), is_key.argmax(axis=1)]
+    filled: IntArray = np.where(is_key, named, first[:, None])
+    return filled
 
 
 def _index_topk_cuda(*args: Any) -> None:

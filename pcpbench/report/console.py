@@ -51,10 +51,15 @@ def badge(outcome: Outcome) -> Text:
 
 def verdict_line(console: Console, outcome: Outcome, text: str) -> None:
     """The verdict and one sentence; lines that wrap stay clear of the verdict."""
+    words_line(console, WORDS[outcome], STYLES[outcome], text)
+
+
+def words_line(console: Console, words: str, style: str, text: str) -> None:
+    """The same for a verdict that has words and a style of its own."""
     grid = Table.grid(padding=(0, 2))
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
-    grid.add_row(badge(outcome), Text(text, style="bold"))
+    grid.add_row(Text(words, style=style), Text(text, style="bold"))
     console.print(grid)
 
 

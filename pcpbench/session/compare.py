@@ -27,6 +27,7 @@ from pcpbench.report.progress import Progress, make_progress
 from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, Outcome, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
+from pcpbench.session.baseline_runs import after_compare, check_baselines
 from pcpbench.session.divergence import Locator
 from pcpbench.session.inject import fault_named, in_words, planted_stand
 from pcpbench.session.ladder import build_ladder
@@ -44,6 +45,7 @@ def run_compare(request: CompareRequest) -> int:
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
     target = BuiltinTarget(device, backend)
+    check_baselines(request)
     plans = plan_scenarios(request)
     ladder = build_ladder(request.base, request.candidate)
     fault = fault_named(request.inject, request.options) if request.inject else None
@@ -94,7 +96,7 @@ def run_compare(request: CompareRequest) -> int:
         print_verdict(result, make_console(sys.stderr))
     else:
         print_compare(result, make_console())
-    return result.outcome.exit_code
+    return after_compare(request, result, plans)
 
 
 def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:

@@ -63,7 +63,9 @@ def test_the_bare_cost_of_a_call_is_no_kernel_time(host_clock, monkeypatch):
     x = torch.ones(3)
     kernels = host_clock.kernels(lambda: torch.ops.pcpbench_clock_test.work(x))
     for bare_s, floor_s in ((2.0, 3.0), (50.0, -45.0)):
-        monkeypatch.setattr(clock_module, "_bare_seconds", lambda num, bare_s=bare_s: num * bare_s)
+        monkeypatch.setattr(
+            clock_module, "_bare_seconds", lambda num, now, bare_s=bare_s: num * bare_s
+        )
         assert kernels.seconds() == floor_s
 
 
@@ -71,7 +73,7 @@ def test_an_interruption_of_the_bare_calls_is_no_kernel_time(host_clock, monkeyp
     x = torch.ones(3)
     kernels = host_clock.kernels(lambda: torch.ops.pcpbench_clock_test.work(x))
     bare_s = iter([0.5, 400.0, 0.5])
-    monkeypatch.setattr(clock_module, "_bare_seconds", lambda num: next(bare_s))
+    monkeypatch.setattr(clock_module, "_bare_seconds", lambda num, now: next(bare_s))
     assert kernels.seconds() == 4.5
 
 

@@ -1,4 +1,4 @@
-"""Keys of a step's prefills on every rank: gathers of equal size, positions in order, no context."""
+"""Keys of prefills on every rank: gathers of equal size, positions in order, no context."""
 
 from dataclasses import replace
 

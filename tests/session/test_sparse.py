@@ -73,7 +73,7 @@ def test_ranks_of_a_step_with_context_gather_it_and_those_without_do_not(bench):
 
 
 def test_the_default_model_follows_the_sizes_and_says_so(capsys, tmp_path):
-    arguments = "--scenario s2-capture-edges --repetitions 0".split()
+    arguments = ["--scenario", "s2-capture-edges", "--repetitions", "0"]
     for name, sizes, model in (
         ("both", ["--pcp", "2", "--dcp", "2"], "tiny-sparse"),
         ("pcp", ["--pcp", "2"], "tiny"),

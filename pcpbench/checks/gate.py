@@ -1,0 +1,342 @@
+"""The gate's judge: rules, what a baseline measured, what a run measured -> one finding each.
+
+Owns what each metric of a rule is in samples and how a finding is decided. Reads records only; it
+starts nothing and knows no file. The statistics are in shift.py, docs/gate.md argues for them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from datetime import date
+from typing import Final
+
+import msgspec
+
+from pcpbench.checks.shift import MIN_PROCESSES, num_needed, shift_of
+from pcpbench.gate_results import Finding, GateVerdict
+from pcpbench.gate_rules import CAPTURE_TIME, COUNTS, FULL_SHARE, Acceptance, Form, Rule
+from pcpbench.gate_samples import JudgedScenario, ProcessSample, ScenarioSample
+from pcpbench.records import Notice
+
+ALPHA: Final = 0.01
+"""Chance, at each look, that an interval of any finding lies wholly on the wrong side."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What was measured of one side: processes, and what the judge said of each scenario."""
+
+    processes: tuple[ProcessSample, ...]
+    judged: tuple[JudgedScenario, ...]
+
+    def scenarios(self) -> list[str]:
+        """Names in the order of the first process."""
+        return [s.scenario for s in self.processes[0].scenarios] if self.processes else []
+
+    def samples(self, scenario: str) -> list[ScenarioSample]:
+        """One scenario's sample of each process that has it."""
+        return [s for p in self.processes for s in p.scenarios if s.scenario == scenario]
+
+    def verdict_on(self, scenario: str) -> JudgedScenario | None:
+        """What the judge said of a scenario; None where it was not asked."""
+        return next((j for j in self.judged if j.scenario == scenario), None)
+
+
+@dataclass(frozen=True)
+class Case:
+    """Two sides and what must be known to hold one against the other.
+
+    same_machine: whether absolute times of the two may be compared. incomparable: why nothing may
+    be, "" for a sound pair. today: the day on which acceptances are looked at.
+    """
+
+    baseline: Side
+    run: Side
+    same_machine: bool
+    today: date
+    incomparable: str = ""
+
+
+def judge_gate(
+    case: Case, rules: Sequence[Rule], acceptances: Sequence[Acceptance] = ()
+) -> tuple[Finding, ...]:
+    """One finding for each rule, and for each scenario where the rule is about times."""
+    timed = [(rule, scenario) for rule in rules for scenario in _timed_scenarios(rule, case)]
+    alpha = ALPHA / max(len(timed), 1)
+    findings = []
+    for rule in rules:
+        accepted = _accepted(rule, acceptances, case.today)
+        if case.incomparable:
+            findings.append(_no_answer(rule, "", case.incomparable))
+        elif rule.metric in COUNTS:
+            findings.append(_judge_count(rule, case))
+        elif rule.metric == FULL_SHARE:
+            findings.append(_judge_share(rule, case, accepted))
+        else:
+            places = [scenario for other, scenario in timed if other is rule]
+            findings += [_judge_time(rule, place, case, accepted, alpha) for place in places]
+            if not places:
+                why = f"no scenario of the baseline has a {rule.metric}"
+                findings.append(_no_answer(rule, "", why))
+    return tuple(findings)
+
+
+def expired(acceptances: Iterable[Acceptance], today: date) -> tuple[Notice, ...]:
+    """Acceptances that hold no longer."""
+    return tuple(
+        Notice(
+            setting="accept",
+            message=f"{a.rule.text} was accepted until {a.until} ({a.reason}) and no longer is.",
+        )
+        for a in acceptances
+        if a.until < today
+    )
+
+
+def is_settled(findings: Sequence[Finding]) -> bool:
+    """Whether the gate need not measure more: one rule is broken for sure, or none is undecided."""
+    verdicts = {finding.verdict for finding in findings}
+    return GateVerdict.REGRESSION in verdicts or GateVerdict.UNDECIDED not in verdicts
+
+
+def value_of(sample: ScenarioSample, rule: Rule) -> float | None:
+    """The number that one process gives a rule: a log ratio, or seconds; None where it has none.
+
+    Ratios are to the base arm of the same process: of pairs for a median, of the two arms' own
+    statistics for a mean or p99; capture time is counted in steps of the base arm.
+    """
+    base = sample.metrics[rule.metric if rule.metric != CAPTURE_TIME else "step"]
+    if rule.metric == CAPTURE_TIME:
+        found, per = sample.capture_s, None if base.base is None else base.base.median
+    else:
+        found, per = (
+            None if stat is None else float(getattr(stat, rule.stat))
+            for stat in (base.candidate, base.base)
+        )
+    if rule.form is Form.MORE_SECONDS:
+        return found
+    ratio = base.ratio
+    if rule.metric == CAPTURE_TIME or rule.stat != "median":
+        ratio = found / per if found is not None and per is not None and per > 0 else None
+    return math.log(ratio) if ratio is not None and ratio > 0 else None
+
+
+def _timed_scenarios(rule: Rule, case: Case) -> list[str]:
+    """Scenarios of which the baseline has values for a rule about times."""
+    if rule.metric in (*COUNTS, FULL_SHARE):
+        return []
+    baseline = case.baseline
+    return [
+        scenario
+        for scenario in baseline.scenarios()
+        if any(_has(sample, rule) for sample in baseline.samples(scenario))
+    ]
+
+
+def _has(sample: ScenarioSample, rule: Rule) -> bool:
+    if rule.metric == CAPTURE_TIME:
+        return sample.capture_s is not None
+    return sample.metrics[rule.metric].candidate is not None
+
+
+def _judge_time(
+    rule: Rule, scenario: str, case: Case, accepted: Acceptance | None, alpha: float
+) -> Finding:
+    problem = _problem(rule, scenario, case)
+    if problem:
+        return _no_answer(rule, scenario, problem)
+    ours, theirs = (
+        [v for sample in side.samples(scenario) if (v := value_of(sample, rule)) is not None]
+        for side in (case.run, case.baseline)
+    )
+    for values, side, name in ((theirs, case.baseline, "baseline"), (ours, case.run, "run")):
+        if len(values) < MIN_PROCESSES:
+            total = len(side.processes)
+            why = f"{len(values)} of {total} processes of the {name} have a value"
+            remedy = "raise --max-time" if total < MIN_PROCESSES else "use a rule in us or ms"
+            return _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}: {remedy}")
+    decide = _Decision(rule, scenario, theirs, ours, alpha)
+    found = decide.at(rule.limit)
+    if found.verdict is GateVerdict.PASS or accepted is None:
+        return found
+    within = decide.at(accepted.rule.limit)
+    verdict = GateVerdict.ACCEPTED if within.verdict is GateVerdict.PASS else within.verdict
+    return msgspec.structs.replace(within, verdict=verdict, accepted=accepted)
+
+
+class _Decision:
+    """One rule on one scenario, for whatever limit applies."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        scenario: str,
+        baseline: Sequence[float],
+        run: Sequence[float],
+        alpha: float,
+    ) -> None:
+        self.rule, self.scenario, self.alpha = rule, scenario, alpha
+        self.baseline, self.run = baseline, run
+        self.shift = shift_of(baseline, run, alpha)
+        self._is_ratio = rule.form is Form.MORE
+
+    def at(self, limit: float) -> Finding:
+        """The finding if this much more is allowed (a share, or seconds)."""
+        bound = math.log1p(limit) if self._is_ratio else limit
+        side = self.shift.side_of(bound)
+        verdict = {1: GateVerdict.REGRESSION, -1: GateVerdict.PASS, 0: GateVerdict.UNDECIDED}[side]
+        needed = None
+        if verdict is GateVerdict.UNDECIDED:
+            needed = num_needed(self.baseline, self.run, bound, self.alpha)
+        back: Callable[[float], float] = math.exp if self._is_ratio else float
+        more: Callable[[float], float] = math.expm1 if self._is_ratio else float
+        low, high = (
+            more(end) if math.isfinite(end) else None for end in (self.shift.low, self.shift.high)
+        )
+        return Finding(
+            rule=self.rule,
+            scenario=self.scenario,
+            verdict=verdict,
+            why=_WHY[verdict],
+            limit=limit,
+            baseline=back(_median(self.baseline)),
+            run=back(_median(self.run)),
+            change=more(self.shift.estimate),
+            low=low,
+            high=high,
+            confidence=1 - 2 * self.alpha,
+            num_baseline=len(self.baseline),
+            num_run=len(self.run),
+            num_needed=needed,
+            baseline_values=tuple(map(back, self.baseline)),
+            run_values=tuple(map(back, self.run)),
+        )
+
+
+_WHY: Final = {
+    GateVerdict.REGRESSION: "the whole interval is above the limit",
+    GateVerdict.PASS: "the whole interval is below the limit",
+    GateVerdict.UNDECIDED: "the interval holds the limit",
+}
+
+
+def _problem(rule: Rule, scenario: str, case: Case) -> str:
+    """Why a scenario's times may not be compared, "" where they may."""
+    judged, samples = case.run.verdict_on(scenario), case.run.samples(scenario)
+    if not samples:
+        return "the run has not timed this scenario"
+    if judged is None or judged.outcome != "pass":
+        outcome = "was not judged" if judged is None else f"is {judged.outcome}"
+        return f"the run's scenario {outcome}: it has no speed to compare"
+    hashes = {s.plan_hash for side in (case.baseline, case.run) for s in side.samples(scenario)}
+    if len(hashes) > 1:
+        return "the scenario is another one now: its steps are not those of the baseline"
+    if rule.form is Form.MORE_SECONDS and not case.same_machine:
+        return (
+            "the baseline was made on another machine, whose times are never judged: use a rule "
+            f"in %, such as {rule.metric}:5%"
+        )
+    return ""
+
+
+def _judge_count(rule: Rule, case: Case) -> Finding:
+    judged = case.run.judged
+    if not judged:
+        return _no_answer(rule, "", "no scenario was judged")
+    skipped = [j for j in judged if j.outcome not in ("pass", "fail")]
+    counts = {j.scenario: _count(j, rule.metric, case.run) for j in judged}
+    total = sum(counts.values())
+    where = ", ".join(f"{name} ({number})" for name, number in counts.items() if number)
+    if total > rule.limit:
+        reasons = [r for j in judged if counts[j.scenario] for r in j.reasons[:1]]
+        verdict, why = GateVerdict.REGRESSION, "; ".join([where, *reasons[:2]])
+    elif skipped:
+        first = skipped[0]
+        told = next(iter(first.reasons), "no reason was given")
+        verdict, why = GateVerdict.NOT_COMPARABLE, f"{first.scenario} is {first.outcome}: {told}"
+    else:
+        verdict, why = GateVerdict.PASS, where or "none"
+    baseline = sum(_count(j, rule.metric, case.baseline) for j in case.baseline.judged)
+    return Finding(
+        rule=rule,
+        scenario="",
+        verdict=verdict,
+        why=why,
+        limit=rule.limit,
+        baseline=float(baseline),
+        run=float(total),
+    )
+
+
+def _count(judged: JudgedScenario, metric: str, side: Side) -> int:
+    """Drifts that are not allowed, or contracts broken: by the judge's count, in timed runs, or
+    once for a scenario that failed for anything else."""
+    if metric == "drift":
+        return judged.num_drifts
+    wrong = sum(s.num_wrong for s in side.samples(judged.scenario))
+    other = judged.outcome == "fail" and not (judged.num_drifts or judged.num_violations)
+    return judged.num_violations + wrong + int(other)
+
+
+def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding:
+    """The scenario whose share of FULL steps is worst off under the rule."""
+    limit = rule.limit if accepted is None else max(rule.limit, accepted.rule.limit)
+    found: list[tuple[float, str, float, float | None]] = []
+    for judged in case.run.judged:
+        share, before = judged.full_share, case.baseline.verdict_on(judged.scenario)
+        was = None if before is None else before.full_share
+        if share is None or (rule.form is Form.LESS and was is None):
+            continue
+        if before is not None and before.plan_hash != judged.plan_hash:
+            return _no_answer(rule, judged.scenario, "the scenario is another one now")
+        least = rule.limit if rule.form is Form.AT_LEAST else (was or 0.0) - rule.limit
+        found.append((share - least, judged.scenario, share, was))
+    if not found:
+        return _no_answer(rule, "", "no scenario of both sides has a decode step")
+    room, scenario, share, was = min(found)
+    tolerance, verdict = -1e-12, GateVerdict.PASS
+    if room < tolerance:
+        slack = limit - rule.limit
+        verdict = GateVerdict.ACCEPTED if room + slack >= tolerance else GateVerdict.REGRESSION
+    return Finding(
+        rule=rule,
+        scenario="" if verdict is GateVerdict.PASS else scenario,
+        verdict=verdict,
+        why=f"{100 * share:.1f} % of decode steps were served by FULL in {scenario}",
+        limit=limit,
+        baseline=was,
+        run=share,
+        accepted=accepted if verdict is GateVerdict.ACCEPTED else None,
+    )
+
+
+def _accepted(rule: Rule, acceptances: Sequence[Acceptance], today: date) -> Acceptance | None:
+    """The widest acceptance of a rule that still holds, if it is wider than the rule."""
+    mine = [
+        a
+        for a in acceptances
+        if a.rule.key == rule.key
+        and a.rule.form is rule.form
+        and a.until >= today
+        and a.rule.limit > rule.limit
+    ]
+    return max(mine, key=lambda a: a.rule.limit, default=None)
+
+
+def _no_answer(rule: Rule, scenario: str, why: str) -> Finding:
+    return Finding(
+        rule=rule,
+        scenario=scenario,
+        verdict=GateVerdict.NOT_COMPARABLE,
+        why=why,
+        limit=rule.limit,
+    )
+
+
+def _median(values: Sequence[float]) -> float:
+    ordered, middle = sorted(values), len(values) // 2
+    if len(values) % 2:
+        return ordered[middle]
+    return (ordered[middle - 1] + ordered[middle]) / 2

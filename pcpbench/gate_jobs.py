@@ -1,0 +1,95 @@
+"""What the gate orders of a worker process, and what it knows of a measured run.
+
+Owns the frozen values that cross a process or a file with the options of a comparison in them.
+Knows no rule, no statistics and no torch.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from pcpbench.errors import UsageError
+from pcpbench.gate_samples import JudgedScenario, ProcessSample
+from pcpbench.gate_settings import GateOptions, resolve_settings
+from pcpbench.records import Environment
+from pcpbench.request import EngineOptions
+
+MAX_REPETITIONS = 1000
+
+
+class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a worker process is to do.
+
+    base, candidate: arms. scenarios: shipped names or files; empty for the core ones. repetitions:
+    timed runs of each scenario. judge: run the whole ladder under the judge and time nothing.
+    slowdown: share of its own time that every timed step of the candidate waits on top; planted to
+    see what the gate sees.
+    """
+
+    base: str
+    candidate: str
+    options: EngineOptions
+    scenarios: tuple[str, ...] = ()
+    repetitions: int = 3
+    judge: bool = False
+    slowdown: float = 0.0
+
+
+class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Which machine a run was made on. id: a hash that two machines do not share; cpu: in words."""
+
+    id: str
+    cpu: str
+    num_cpus: int
+
+
+class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A comparison that was measured by fresh processes: a baseline, or a run held against one.
+
+    settings: effective ones by vLLM's names, with the arms and the repetitions; settings_hash is of
+    them. code_hash: of pcpbench's own sources. judged: what the judge said of each scenario.
+    processes: one sample each, in the order they ran.
+    """
+
+    job: SampleJob
+    settings: dict[str, Any]
+    settings_hash: str
+    code_hash: str
+    machine: Machine
+    environment: Environment
+    created_at: str
+    judged: tuple[JudgedScenario, ...]
+    processes: tuple[ProcessSample, ...] = ()
+
+    def with_process(self, sample: ProcessSample) -> Measured:
+        """The same run with one more process."""
+        return msgspec.structs.replace(self, processes=(*self.processes, sample))
+
+
+class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """`pcpbench gate`. baseline, run: files or directories; without a run one is measured now.
+
+    quiet: stdout holds other data, so the report goes to stderr.
+    """
+
+    baseline: Path | None = None
+    run: Path | None = None
+    options: GateOptions = GateOptions()
+    json: bool = False
+    out: Path | None = None
+    self_check: bool = False
+    quiet: bool = False
+
+    def check(self) -> None:
+        """Raise UsageError for a request that could not be run whatever the machine is."""
+        if self.baseline is None and not self.self_check:
+            raise UsageError(
+                "BASELINE is missing: name a file that `pcpbench compare --save-baseline FILE` "
+                "wrote, or ask for --self-check."
+            )
+        if self.self_check and self.run is not None:
+            raise UsageError("--self-check measures its own runs: leave RUN out.")
+        resolve_settings(self.options)

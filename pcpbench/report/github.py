@@ -1,0 +1,118 @@
+"""What a gate tells GitHub when it runs there: annotations on stderr, and the step's summary.
+
+Owns the escaping and the limits of both. Elsewhere it does nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, TextIO
+
+from pcpbench.gate_results import Finding, GateResult, GateVerdict
+from pcpbench.report.gate_view import (
+    cells_of,
+    compared,
+    confidence,
+    processes,
+    sentence,
+    summary,
+    word,
+)
+
+MAX_ANNOTATIONS: Final = 10
+MAX_SUMMARY_BYTES: Final = 1 << 20
+
+
+def tell_github(
+    result: GateResult, environ: Mapping[str, str] = os.environ, stream: TextIO | None = None
+) -> None:
+    """Annotate and summarise, if the environment says that this is a step of GitHub Actions."""
+    if environ.get("GITHUB_ACTIONS") != "true":
+        return
+    out = sys.stderr if stream is None else stream
+    for line in annotation_lines(result):
+        print(line, file=out, flush=True)
+    path = environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return
+    try:
+        _append(Path(path), markdown(result))
+    except OSError as error:
+        print(f"pcpbench: the step summary could not be written: {error}.", file=out)
+
+
+def annotation_lines(result: GateResult) -> list[str]:
+    """Workflow commands, worst first; the last one says how many there was no room for."""
+    told = [
+        (level, finding)
+        for level in ("error", "warning")
+        for finding in result.findings
+        if _level(finding, result.on_undecided) == level
+    ]
+    shown = told if len(told) <= MAX_ANNOTATIONS else told[: MAX_ANNOTATIONS - 1]
+    lines = [
+        f"::{level} title={_property('pcpbench gate: ' + finding.verdict.value)}"
+        f"::{_data(sentence(finding))}"
+        for level, finding in shown
+    ]
+    if len(shown) < len(told):
+        lines.append(f"::warning title=pcpbench gate::and {len(told) - len(shown)} more findings")
+    return lines
+
+
+def markdown(result: GateResult) -> str:
+    """The step summary: verdict, table, reasons."""
+    lines = [
+        f"### pcpbench gate: {word(result.verdict)}",
+        "",
+        _cell(summary(result)),
+        "",
+        _cell(compared(result)),
+        "",
+        "| rule | scenario | verdict | baseline | run | change [interval] | confidence | "
+        "processes |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for finding in result.findings:
+        cells = (
+            f"`{finding.rule.text}`",
+            finding.scenario or "all",
+            finding.verdict.value,
+            *cells_of(finding),
+            confidence(finding),
+            processes(finding),
+        )
+        lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
+    lines += ["", *(f"- {_cell(n.setting)}: {_cell(n.message)}" for n in result.notices), ""]
+    return "\n".join(lines)
+
+
+def _level(finding: Finding, on_undecided: str) -> str:
+    if finding.verdict in (GateVerdict.PASS, GateVerdict.ACCEPTED):
+        return ""
+    if finding.verdict is GateVerdict.UNDECIDED:
+        return {"fail": "error", "warn": "warning", "pass": ""}[on_undecided]
+    return "error"
+
+
+def _append(path: Path, text: str) -> None:
+    """Add to what earlier commands of the step have left, within GitHub's limit."""
+    held = path.stat().st_size if path.exists() else 0
+    data = text.encode()[: max(MAX_SUMMARY_BYTES - held, 0)]
+    with path.open("ab") as stream:
+        stream.write(data.decode(errors="ignore").encode())
+
+
+def _data(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")

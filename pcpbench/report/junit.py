@@ -1,0 +1,56 @@
+"""A gate as JUnit XML: what CI systems show as tests. Owns which verdict is which element.
+
+failure: a regression (and an undecided finding where `on_undecided` is `fail`). error: a process
+crashed, or nothing could be compared. skipped: undecided. The facts are in each element's text.
+"""
+
+from __future__ import annotations
+
+from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+from pcpbench.gate_results import Finding, GateResult, GateVerdict
+from pcpbench.report.gate_view import acceptance, sentence
+
+
+def junit_xml(result: GateResult) -> str:
+    """The text of `junit.xml`: one suite, one test for each finding."""
+    suite = TestSuite("pcpbench gate")
+    for name in ("baseline", "run", "num_baseline", "num_run", "same_machine"):
+        suite.add_property(name, _clean(str(getattr(result, name))))
+    for finding in result.findings:
+        suite.add_testcase(_case(finding, result.on_undecided))
+    suite.update_statistics()  # type: ignore[no-untyped-call]
+    xml = JUnitXml("pcpbench")
+    xml.add_testsuite(suite)
+    xml.update_statistics()  # type: ignore[no-untyped-call]
+    xml.time = suite.time = round(result.wall_s, 3)
+    text: bytes = xml.tostring()  # type: ignore[no-untyped-call]
+    return text.decode() + "\n"
+
+
+def _case(finding: Finding, on_undecided: str) -> TestCase:
+    case = TestCase(name=_clean(finding.rule.text), classname=f"gate.{finding.scenario or 'all'}")
+    facts = _clean(sentence(finding))
+    if finding.verdict is GateVerdict.REGRESSION:
+        case.result = [_of(Failure, facts, finding)]
+    elif finding.verdict is GateVerdict.UNDECIDED:
+        kind = Failure if on_undecided == "fail" else Skipped
+        case.result = [_of(kind, facts, finding)]
+    elif finding.verdict in (GateVerdict.CRASHED, GateVerdict.NOT_COMPARABLE):
+        case.result = [_of(Error, facts, finding)]
+    else:
+        case.system_out = facts + (_clean(f"\n{acceptance(finding)}") if finding.accepted else "")
+    return case
+
+
+def _of(
+    kind: type[Failure | Error | Skipped], facts: str, finding: Finding
+) -> Failure | Error | Skipped:
+    element = kind(message=facts, type_=finding.verdict.value)
+    element.text = facts
+    return element
+
+
+def _clean(text: str) -> str:
+    """Without characters that XML 1.0 cannot hold."""
+    return "".join(c for c in text if c in "\t\n\r" or " " <= c <= "\ud7ff" or c >= "\ue000")

@@ -1,0 +1,193 @@
+"""Baselines and samples on disk: written whole or by lines, refused when they are not ours.
+
+Owns two files of the same content. A baseline is one JSON object with a checksum. `samples.jsonl`
+of a run has the same object without processes in its first line, and a line for each process as
+soon as it ends: what a killed run leaves can be read. Runs nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from pcpbench import __version__
+from pcpbench.checks.shift import MIN_PROCESSES
+from pcpbench.errors import UsageError
+from pcpbench.gate_jobs import Measured
+from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample
+
+FORMAT: Final = "pcpbench-baseline"
+SCHEMA_VERSION: Final = 1
+SAMPLES_NAME: Final = "samples.jsonl"
+MAX_FILE_BYTES: Final = 256 << 20
+
+
+class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    format: str
+    schema_version: int
+    pcpbench_version: str
+    checksum: str
+    measured: Measured
+
+
+def baseline_bytes(measured: Measured) -> bytes:
+    """The text of a baseline file (and, without processes, of the first line of samples)."""
+    document = _Document(
+        format=FORMAT,
+        schema_version=SCHEMA_VERSION,
+        pcpbench_version=__version__,
+        checksum=_checksum(measured),
+        measured=measured,
+    )
+    return msgspec.json.encode(document) + b"\n"
+
+
+def baseline_schema() -> dict[str, Any]:
+    """The JSON Schema of a baseline file."""
+    return msgspec.json.schema(_Document)
+
+
+def process_bytes(sample: ProcessSample) -> bytes:
+    """One line of `samples.jsonl`."""
+    return msgspec.json.encode(sample) + b"\n"
+
+
+def write_baseline(path: Path, measured: Measured) -> None:
+    """Put a baseline in place of the old one at once; raises UsageError where it cannot be."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        with part.open("wb") as stream:
+            stream.write(msgspec.json.format(baseline_bytes(measured), indent=1) + b"\n")
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(part, path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise UsageError(
+            f"--save-baseline is {str(path)!r}, which cannot be written ({error.strerror}): name a "
+            "file in a directory that is there."
+        ) from error
+
+
+def check_writable(path: Path) -> None:
+    """Raise UsageError, before anything runs, for a place that a baseline must not or cannot take.
+
+    A baseline is written over an older one; any other file is left alone.
+    """
+    if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
+        raise UsageError(
+            f"--save-baseline is {str(path)!r}, which cannot be written: name a file in a "
+            "directory that is there and can be written to."
+        )
+    if path.exists():
+        head = _decode(path, _read(path, "--save-baseline"), "--save-baseline")
+        if not isinstance(head, dict) or head.get("format") != FORMAT:
+            raise UsageError(
+                f"--save-baseline is {str(path)!r}, which is a file of something else: name a new "
+                "file, or a baseline to replace."
+            )
+
+
+def read_measured(path: Path, what: str = "baseline") -> Measured:
+    """A baseline, a `samples.jsonl`, or that of a run's directory.
+
+    Raises UsageError, naming file and remedy, for one that is missing, cut short, damaged, foreign
+    or newer, and for one of too few processes to be judged.
+    """
+    file = path / SAMPLES_NAME if path.is_dir() else path
+    if not file.is_file():
+        held = f"holds no {SAMPLES_NAME}" if path.is_dir() else "does not exist"
+        raise _refusal(path, what, held)
+    data = _read(file, what)
+    head, _, rest = data.partition(b"\n") if file.suffix == ".jsonl" else (data, b"", b"")
+    measured = _document(file, what, head).measured
+    for number, line in enumerate(rest.splitlines(keepends=True), start=2):
+        if not line.endswith(b"\n"):
+            break  # a run that was killed while it wrote
+        try:
+            measured = measured.with_process(msgspec.json.decode(line, type=ProcessSample))
+        except msgspec.DecodeError as error:
+            raise _refusal(file, what, f"is damaged in line {number} ({error})") from error
+    problem = _problem(measured)
+    if problem:
+        raise _refusal(file, what, problem)
+    return measured
+
+
+def _document(file: Path, what: str, data: bytes) -> _Document:
+    head = _decode(file, data, what)
+    if not isinstance(head, dict) or head.get("format") != FORMAT:
+        raise _refusal(file, what, "is no file of pcpbench's gate")
+    version = head.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        maker = head.get("pcpbench_version", "a newer version")
+        raise UsageError(
+            f"{what} {str(file)!r} was written by pcpbench {maker} in schema version {version}, "
+            f"and this is pcpbench {__version__}, which reads {SCHEMA_VERSION}: install the newer "
+            "one, or record the baseline with this one."
+        )
+    if version != SCHEMA_VERSION:
+        raise _refusal(file, what, f"has schema version {version!r}, not {SCHEMA_VERSION}")
+    try:
+        document = msgspec.json.decode(data, type=_Document)
+    except msgspec.ValidationError as error:
+        raise _refusal(file, what, f"is damaged ({error})") from error
+    if document.checksum != _checksum(document.measured):
+        raise _refusal(file, what, "is damaged: its checksum is not that of its content")
+    return document
+
+
+def _decode(file: Path, data: bytes, what: str) -> Any:
+    try:
+        return msgspec.json.decode(data)
+    except msgspec.DecodeError as error:
+        state = "is empty" if not data.strip() else f"is damaged or cut short ({error})"
+        raise _refusal(file, what, state) from error
+
+
+def _read(file: Path, what: str) -> bytes:
+    try:
+        if file.stat().st_size > MAX_FILE_BYTES:
+            raise _refusal(file, what, "is far larger than any baseline")
+        return file.read_bytes()
+    except OSError as error:
+        raise _refusal(file, what, f"cannot be read ({error.strerror})") from error
+
+
+def _problem(measured: Measured) -> str:
+    """What is wrong with a file whose types are right, "" for nothing."""
+    processes = measured.processes
+    if len(processes) < MIN_PROCESSES:
+        return f"holds {len(processes)} measured processes, and {MIN_PROCESSES} is the least"
+    names = [[s.scenario for s in process.scenarios] for process in processes]
+    if not names[0] or len(set(names[0])) != len(names[0]) or any(n != names[0] for n in names):
+        return "is damaged (its processes did not time the same scenarios)"
+    for process in processes:
+        for scenario in process.scenarios:
+            missing = set(TIME_METRICS) - scenario.metrics.keys()
+            if missing:
+                return f"is damaged (a process lacks {min(missing)})"
+            if not all(map(_is_sound, scenario.metrics.values())):
+                return "is damaged (a time is negative)"
+    return ""
+
+
+def _is_sound(sample: MetricSample) -> bool:
+    """Whether its times could be times; a launch overhead alone may come out below zero."""
+    stats = [stat for stat in (sample.base, sample.candidate) if stat is not None]
+    return all(stat.num_samples > 0 and stat.std >= 0 for stat in stats)
+
+
+def _checksum(measured: Measured) -> str:
+    return hashlib.sha256(msgspec.json.encode(measured, order="sorted")).hexdigest()
+
+
+def _refusal(path: Path, what: str, problem: str) -> UsageError:
+    return UsageError(
+        f"{what} {str(path)!r} {problem}: name a file that `pcpbench compare --save-baseline` "
+        "wrote, or the directory of a run that `pcpbench gate` measured."
+    )

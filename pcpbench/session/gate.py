@@ -1,0 +1,181 @@
+"""`pcpbench gate`: hold a run against a baseline; measure where nobody has, until it is decided.
+
+Owns the run of one request from files to an exit code. Everything that can be refused is refused
+before anything is measured or written. The judging is in checks/gate.py.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
+from pcpbench.errors import CannotMeasure, MeasuredFailure
+from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
+from pcpbench.gate_results import Finding, GateResult
+from pcpbench.gate_settings import GateSettings, resolve_settings
+from pcpbench.records import Notice
+from pcpbench.report.console import make_console
+from pcpbench.report.gate_files import GateFiles
+from pcpbench.report.gate_json import print_gate_json
+from pcpbench.report.gate_view import print_gate
+from pcpbench.report.github import tell_github
+from pcpbench.report.progress import make_progress
+from pcpbench.session.baseline import SAMPLES_NAME, baseline_bytes, process_bytes, read_measured
+from pcpbench.session.gathering import Gathering, failure
+from pcpbench.session.here import (
+    can_extend,
+    differences,
+    incomparable,
+    is_same_machine,
+    measured_here,
+)
+from pcpbench.session.processes import judge_once
+
+
+def run_gate(request: GateRequest, compared: Measured | None = None) -> int:
+    """Gate a run, print the report and return the exit code.
+
+    compared: the `compare` that this gate belongs to, with its job and what the judge said of each
+    scenario, and no process timed yet. None does the baseline's job and has it judged.
+    """
+    start = time.monotonic()
+    request.check()
+    settings = resolve_settings(request.options)
+    baseline = read_measured(request.baseline or Path(), "baseline")
+    run = None if request.run is None else read_measured(request.run, "run")
+    gate = Gate(request, settings, baseline, start)
+    result = gate.measure(compared) if run is None else gate.extend(run)
+    talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
+    if request.json:
+        print_gate_json(result)
+    print_gate(result, talk)
+    tell_github(result)
+    return result.exit_code
+
+
+class Gate:
+    """One baseline against one run."""
+
+    def __init__(
+        self, request: GateRequest, settings: GateSettings, baseline: Measured, start: float
+    ) -> None:
+        self.request, self.settings, self.baseline = request, settings, baseline
+        self._start, self._deadline = start, start + settings.max_time_s
+        self._notices: list[Notice] = []
+
+    def measure(self, compared: Measured | None) -> GateResult:
+        """Measure a run with the code that is installed, of the baseline's job where no comparison
+        brings its own, and judge it."""
+        run = measured_here(job_of(self.baseline)) if compared is None else compared
+        with self._files(run) as files, make_progress() as progress:
+            failures: list[Finding] = []
+            if not incomparable(self.baseline, run) and compared is None:
+                progress.say("judging the scenarios in a process of their own")
+                try:
+                    run = msgspec.structs.replace(run, judged=judge_once(run.job))
+                except (MeasuredFailure, CannotMeasure) as error:
+                    failures.append(failure(error))
+            files.add_lines(SAMPLES_NAME, baseline_bytes(run))
+            gathering = Gathering(
+                measured=run,
+                progress=progress,
+                on_sample=lambda sample: files.add_lines(SAMPLES_NAME, process_bytes(sample)),
+                failures=failures,
+            )
+            if not failures and not self._is_hopeless(run):
+                progress.start("fresh processes", self.settings.processes, "processes")
+                gathering.take_until(
+                    lambda grown: is_settled(self.judge(grown)),
+                    self.settings.processes,
+                    self._deadline,
+                )
+            return self._finish(files, gathering.measured, tuple(gathering.failures))
+
+    def extend(self, run: Measured) -> GateResult:
+        """Judge a run that was measured before; go on measuring if it is undecided and ours."""
+        with self._files(run) as files, make_progress() as progress:
+            head = msgspec.structs.replace(run, processes=())
+            files.add_lines(SAMPLES_NAME, baseline_bytes(head))
+            for sample in run.processes:
+                files.add_lines(SAMPLES_NAME, process_bytes(sample))
+            gathering = Gathering(
+                measured=run,
+                progress=progress,
+                on_sample=lambda sample: files.add_lines(SAMPLES_NAME, process_bytes(sample)),
+            )
+            if not is_settled(self.judge(run)):
+                problem = can_extend(run, measured_here(run.job))
+                if problem:
+                    message = f"the run is judged as it is and was not extended: {problem}."
+                    self._notices.append(Notice(setting="run", message=message))
+                else:
+                    progress.start("more processes", self.settings.processes, "processes")
+                    gathering.take_until(
+                        lambda grown: is_settled(self.judge(grown)), 0, self._deadline
+                    )
+            return self._finish(files, gathering.measured, tuple(gathering.failures))
+
+    def judge(self, run: Measured) -> tuple[Finding, ...]:
+        """Every rule over what there is."""
+        case = Case(
+            baseline=side_of(self.baseline),
+            run=side_of(run),
+            same_machine=is_same_machine(self.baseline, run),
+            today=datetime.now(UTC).date(),
+            incomparable=incomparable(self.baseline, run),
+        )
+        return judge_gate(case, self.settings.rules, self.settings.accept)
+
+    def _is_hopeless(self, run: Measured) -> bool:
+        """Whether times would change nothing: settings differ, or a scenario failed already."""
+        failed = any(scenario.outcome == "fail" for scenario in run.judged)
+        return failed or bool(incomparable(self.baseline, run))
+
+    def _files(self, run: Measured) -> GateFiles:
+        return GateFiles(
+            self.request.out,
+            settings={**run.settings, "gate": self.settings.shown()},
+            environment=run.environment,
+        )
+
+    def _finish(self, files: GateFiles, run: Measured, failures: tuple[Finding, ...]) -> GateResult:
+        findings = failures + (() if failures and not run.processes else self.judge(run))
+        today = datetime.now(UTC).date()
+        result = GateResult(
+            baseline=str(self.request.baseline),
+            run=str(self.request.run or "measured now"),
+            findings=findings,
+            rules=self.settings.rules,
+            on_undecided=self.settings.on_undecided,
+            settings=run.settings,
+            gate_settings=self.settings.shown(),
+            baseline_environment=self.baseline.environment,
+            environment=run.environment,
+            num_baseline=len(self.baseline.processes),
+            num_run=len(run.processes),
+            same_machine=is_same_machine(self.baseline, run),
+            notices=(
+                *self._notices,
+                *differences(self.baseline, run),
+                *expired(self.settings.accept, today),
+            ),
+            wall_s=time.monotonic() - self._start,
+            run_dir=str(files.path),
+        )
+        files.finish_gate(result)
+        return result
+
+
+def job_of(baseline: Measured) -> SampleJob:
+    """The baseline's job, to be done again."""
+    return msgspec.structs.replace(baseline.job, judge=False, slowdown=0.0)
+
+
+def side_of(measured: Measured) -> Side:
+    """What the judge may see of a run."""
+    return Side(processes=measured.processes, judged=measured.judged)

@@ -1,0 +1,269 @@
+"""The gate's judge on processes with known truth: every verdict, and what may never be a pass."""
+
+from datetime import date
+
+import numpy as np
+import pytest
+
+from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
+from pcpbench.gate_results import GateVerdict, exit_code_of, worst
+from pcpbench.gate_rules import effective_rules, parse_acceptance, parse_rule
+
+TODAY = date(2026, 6, 1)
+
+
+def spread(center, n, sd=0.004, seed=0):
+    return list(center * np.exp(np.random.default_rng(seed).normal(0, sd, n)))
+
+
+@pytest.fixture
+def case(fake):
+    def make(baseline=0.8, run=0.8, sd=0.004, n=(12, 8), **changes):
+        sides = {
+            "baseline": Side(fake.processes(spread(baseline, n[0], sd, 1)), (fake.judged(),)),
+            "run": Side(fake.processes(spread(run, n[1], sd, 2)), (fake.judged(),)),
+        }
+        known = {"same_machine": True, "today": TODAY, **sides, **changes}
+        return Case(**known)
+
+    return make
+
+
+def verdicts(case, *rules, accept=()):
+    found = judge_gate(case, [parse_rule(rule) for rule in rules], accept)
+    return [finding.verdict for finding in found]
+
+
+def test_equal_runs_pass_every_default_rule(case):
+    found = judge_gate(case(), effective_rules([]))
+    assert {f.verdict for f in found} == {GateVerdict.PASS}
+    assert worst(found) is GateVerdict.PASS
+    assert {f.rule.metric for f in found} == {
+        "tpot", "itl", "capture_time", "full_share", "drift", "contracts",
+    }  # fmt: skip
+
+
+def test_a_slowdown_of_five_percent_is_a_regression_with_both_numbers(case):
+    (found,) = judge_gate(case(run=0.84), [parse_rule("tpot:2.5%")])
+    assert found.verdict is GateVerdict.REGRESSION
+    assert found.baseline == pytest.approx(0.8, rel=0.01)
+    assert found.run == pytest.approx(0.84, rel=0.01)
+    assert found.low > 0.025
+    assert found.low < found.change < found.high
+    assert found.change == pytest.approx(0.05, abs=0.01)
+    assert (found.num_baseline, found.num_run) == (12, 8)
+    assert len(found.run_values) == 8
+
+
+def test_a_speedup_is_no_regression(case):
+    assert verdicts(case(run=0.7), "tpot:2.5%") == [GateVerdict.PASS]
+
+
+def test_what_lies_at_the_limit_is_undecided_and_says_what_would_help(case):
+    (found,) = judge_gate(case(run=0.8 * 1.02, sd=0.02), [parse_rule("tpot:2.5%")])
+    assert found.verdict is GateVerdict.UNDECIDED
+    assert found.low < found.limit < found.high
+    (near,) = judge_gate(case(run=0.8 * 1.01, sd=0.02, n=(40, 6)), [parse_rule("tpot:2.5%")])
+    assert near.verdict is GateVerdict.UNDECIDED
+    assert near.num_needed > 6
+
+
+def test_an_absolute_rule_judges_seconds_on_the_same_machine_only(case):
+    # candidate = 3 ms x ratio: 0.84 is 120 us more than 0.8
+    assert verdicts(case(run=0.84), "tpot:50us") == [GateVerdict.REGRESSION]
+    assert verdicts(case(run=0.84), "tpot:1ms") == [GateVerdict.PASS]
+    (found,) = judge_gate(case(run=0.84, same_machine=False), [parse_rule("tpot:50us")])
+    assert found.verdict is GateVerdict.NOT_COMPARABLE
+    assert "another machine" in found.why
+    assert verdicts(case(run=0.84, same_machine=False), "tpot:2.5%") == [GateVerdict.REGRESSION]
+
+
+def test_a_machine_that_is_twice_as_slow_changes_no_ratio(fake, case):
+    slow = tuple(fake.processes(spread(0.8, 8, seed=2), base_s=6e-3, capture_s=0.5))
+    run = Side(slow, (fake.judged(),))
+    found = case(run=0.8)
+    moved = Case(baseline=found.baseline, run=run, same_machine=False, today=TODAY)
+    assert verdicts(moved, "tpot:2.5%", "capture_time:20%") == [GateVerdict.PASS] * 2
+
+
+@pytest.mark.parametrize("stat", ["mean", "p99"])
+def test_means_and_tails_are_ratios_of_the_arms_own_statistics(case, stat):
+    assert verdicts(case(run=0.84), f"tpot.{stat}:2.5%") == [GateVerdict.REGRESSION]
+
+
+def test_capture_time_counts_in_steps_of_the_base_arm(fake, case):
+    slow = Side(fake.processes(spread(0.8, 8), capture_s=0.4), (fake.judged(),))
+    known = case()
+    changed = Case(baseline=known.baseline, run=slow, same_machine=True, today=TODAY)
+    assert verdicts(changed, "capture_time:20%") == [GateVerdict.REGRESSION]
+    assert verdicts(changed, "capture_time:100%") == [GateVerdict.PASS]
+
+
+def test_nothing_to_compare_is_never_a_pass(fake, case):
+    known = case()
+    other = Side(known.run.processes, (fake.judged("another"),))
+    empty = Side((), ())
+    for run in (empty, other):
+        changed = Case(baseline=known.baseline, run=run, same_machine=True, today=TODAY)
+        found = judge_gate(changed, [parse_rule("tpot:2.5%")])
+        assert worst(found) is GateVerdict.NOT_COMPARABLE
+        assert exit_code_of(worst(found), "pass") == 3
+    no_judge = Case(baseline=known.baseline, run=empty, same_machine=True, today=TODAY)
+    assert (
+        verdicts(no_judge, "drift:0", "contracts:0", "full_share:0%")
+        == [GateVerdict.NOT_COMPARABLE] * 3
+    )
+    nothing = Case(baseline=empty, run=known.run, same_machine=True, today=TODAY)
+    assert verdicts(nothing, "tpot:2.5%") == [GateVerdict.NOT_COMPARABLE]
+    assert worst([]) is GateVerdict.NOT_COMPARABLE
+
+
+def test_other_settings_and_other_steps_are_not_compared(fake, case):
+    found = judge_gate(case(incomparable="dtype differs"), effective_rules([]))
+    assert {f.verdict for f in found} == {GateVerdict.NOT_COMPARABLE}
+    known = case()
+    moved = Side(fake.processes(spread(0.8, 8), plan_hash="q"), (fake.judged(plan_hash="q"),))
+    changed = Case(baseline=known.baseline, run=moved, same_machine=True, today=TODAY)
+    assert verdicts(changed, "tpot:2.5%", "full_share:0%") == [GateVerdict.NOT_COMPARABLE] * 2
+
+
+def test_processes_without_a_value_leave_too_few(fake, case):
+    known = case()
+    lost = Side((*fake.processes(spread(0.8, 3)), *fake.processes([-0.1] * 6)), (fake.judged(),))
+    changed = Case(baseline=known.baseline, run=lost, same_machine=True, today=TODAY)
+    (found,) = judge_gate(changed, [parse_rule("launch:10%")])
+    assert found.verdict is GateVerdict.NOT_COMPARABLE
+    assert "3 of 9 processes of the run" in found.why
+
+
+def test_a_failed_scenario_is_a_regression_and_has_no_speed(fake, case):
+    known = case()
+    for bad in (
+        fake.judged(outcome="fail", drifts=1),
+        fake.judged(outcome="fail", violations=3),
+        fake.judged(outcome="fail"),
+    ):
+        failed = Side(known.run.processes, (bad,))
+        changed = Case(baseline=known.baseline, run=failed, same_machine=True, today=TODAY)
+        found = judge_gate(changed, effective_rules([]))
+        assert worst(found) is GateVerdict.REGRESSION
+        times = [f for f in found if f.rule.metric == "tpot"]
+        assert [f.verdict for f in times] == [GateVerdict.NOT_COMPARABLE]
+
+
+def test_tokens_that_went_wrong_in_a_timed_process_break_a_contract(fake, case):
+    wrong = Side(fake.processes(spread(0.8, 8), num_wrong=1), (fake.judged(),))
+    changed = Case(baseline=case().baseline, run=wrong, same_machine=True, today=TODAY)
+    assert verdicts(changed, "contracts:0") == [GateVerdict.REGRESSION]
+
+
+def test_what_could_not_be_judged_is_no_clean_count(fake, case):
+    skipped = Side(case().run.processes, (fake.judged(outcome="not compared"),))
+    changed = Case(baseline=case().baseline, run=skipped, same_machine=True, today=TODAY)
+    assert (
+        verdicts(changed, "drift:0", "contracts:0", "tpot:2.5%") == [GateVerdict.NOT_COMPARABLE] * 3
+    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "steps", "verdict"),
+    [
+        ("full_share:0%", (10, 10), GateVerdict.PASS),
+        ("full_share:0%", (9, 10), GateVerdict.REGRESSION),
+        ("full_share:10%", (9, 10), GateVerdict.PASS),
+        ("full_share:>=99%", (99, 100), GateVerdict.PASS),
+        ("full_share:>=99%", (98, 100), GateVerdict.REGRESSION),
+    ],
+)
+def test_the_share_of_full_steps(fake, case, rule, steps, verdict):
+    run = Side(case().run.processes, (fake.judged(steps=steps),))
+    changed = Case(baseline=case().baseline, run=run, same_machine=True, today=TODAY)
+    assert verdicts(changed, rule) == [verdict]
+
+
+def accepted(rule="tpot:8%", until="2026-06-01"):
+    return parse_acceptance({"rule": rule, "until": until, "reason": "new kernel"}, "x")
+
+
+def test_a_known_regression_is_accepted_as_far_and_as_long_as_it_says(case):
+    slow = case(run=0.84)
+    assert verdicts(slow, "tpot:2.5%", accept=[accepted()]) == [GateVerdict.ACCEPTED]
+    (found,) = judge_gate(slow, [parse_rule("tpot:2.5%")], [accepted()])
+    assert found.limit == pytest.approx(0.08)
+    assert found.accepted.reason == "new kernel"
+    over = accepted(until="2026-05-31")
+    assert verdicts(slow, "tpot:2.5%", accept=[over]) == [GateVerdict.REGRESSION]
+    assert "until 2026-05-31 (new kernel)" in expired([over, accepted()], TODAY)[0].message
+    worse = case(run=0.92)
+    assert verdicts(worse, "tpot:2.5%", accept=[accepted()]) == [GateVerdict.REGRESSION]
+    other = accepted("itl:8%")
+    assert verdicts(slow, "tpot:2.5%", accept=[other]) == [GateVerdict.REGRESSION]
+
+
+def test_a_fall_of_the_share_can_be_accepted_too(fake, case):
+    run = Side(case().run.processes, (fake.judged(steps=(9, 10)),))
+    changed = Case(baseline=case().baseline, run=run, same_machine=True, today=TODAY)
+    accept = [accepted("full_share:15%")]
+    assert verdicts(changed, "full_share:0%", accept=accept) == [GateVerdict.ACCEPTED]
+    accept = [accepted("full_share:5%")]
+    assert verdicts(changed, "full_share:0%", accept=accept) == [GateVerdict.REGRESSION]
+
+
+def test_the_worst_finding_decides_and_has_its_exit_code():
+    order = [GateVerdict.REGRESSION, GateVerdict.CRASHED, GateVerdict.NOT_COMPARABLE]
+    assert [exit_code_of(v, "pass") for v in order] == [1, 3, 3]
+    codes = {how: exit_code_of(GateVerdict.UNDECIDED, how) for how in ("fail", "warn", "pass")}
+    assert codes == {"fail": 1, "warn": 0, "pass": 0}
+    assert exit_code_of(GateVerdict.ACCEPTED, "fail") == 0
+
+
+def test_more_findings_make_each_interval_wider(fake):
+    names = ["a", "b", "c", "d"]
+
+    def side(seed):
+        values = [spread(0.8, 8, 0.02, seed + k) for k in range(4)]
+        return Side(
+            tuple(
+                fake.process(*(fake.scenario(n, ratio=v[i]) for n, v in zip(names, values)))  # noqa: B905
+                for i in range(8)
+            ),
+            tuple(map(fake.judged, names)),
+        )
+
+    case = Case(baseline=side(1), run=side(9), same_machine=True, today=TODAY)
+    found = judge_gate(case, [parse_rule("tpot:2.5%")])
+    assert [f.scenario for f in found] == names
+    assert {f.confidence for f in found} == {1 - 2 * 0.01 / 4}
+
+
+def gates(fake, sd, slowdown, num=150):
+    """Verdicts of whole gates, looking after each process from the sixth to the fourteenth."""
+    rng, ends = np.random.default_rng(11), []
+    for _ in range(num):
+        draw = lambda k, center: list(center * np.exp(rng.normal(0, sd, k)))  # noqa: E731
+        baseline = Side(fake.processes(draw(12, 0.8)), (fake.judged(),))
+        values = draw(14, 0.8 * (1 + slowdown))
+        for looked in range(6, 15):
+            run = Side(fake.processes(values[:looked]), (fake.judged(),))
+            case = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+            found = judge_gate(case, [parse_rule("tpot:2.5%")])
+            if is_settled(found):
+                break
+        ends.append(worst(found))
+    return ends
+
+
+@pytest.mark.parametrize("sd", [0.005, 0.01])
+def test_equal_code_is_hardly_ever_accused_and_a_slowdown_hardly_ever_missed(fake, sd):
+    clean = gates(fake, sd, 0.0)
+    assert clean.count(GateVerdict.REGRESSION) <= 0.01 * len(clean)
+    assert clean.count(GateVerdict.PASS) >= 0.95 * len(clean)
+    slow = gates(fake, sd, 0.05)
+    assert slow.count(GateVerdict.REGRESSION) >= 0.95 * len(slow)
+
+
+def test_noise_that_hides_a_slowdown_makes_gates_undecided_not_wrong(fake):
+    clean = gates(fake, 0.03, 0.0, num=80)
+    assert clean.count(GateVerdict.REGRESSION) <= 1
+    slow = gates(fake, 0.03, 0.05, num=80)
+    assert slow.count(GateVerdict.PASS) == 0

@@ -1,0 +1,119 @@
+"""Baselines on disk: what was written is read, and what is not ours changes nothing."""
+
+import json
+
+import pytest
+
+from pcpbench.errors import UsageError
+from pcpbench.session.baseline import (
+    baseline_bytes,
+    check_writable,
+    process_bytes,
+    read_measured,
+    write_baseline,
+)
+
+RATIOS = [0.8, 0.81, 0.79, 0.8, 0.82]
+
+
+@pytest.fixture
+def stored(tmp_path, fake):
+    path = tmp_path / "main.json"
+    write_baseline(path, fake.measured(RATIOS))
+    return path
+
+
+def test_what_was_written_is_read(stored, fake):
+    assert read_measured(stored) == fake.measured(RATIOS)
+    assert [p.name for p in stored.parent.iterdir()] == ["main.json"]
+
+
+def test_a_baseline_holds_no_bit_patterns_and_no_name_of_the_machine(stored):
+    import platform
+
+    text = stored.read_text(encoding="utf-8")
+    assert platform.node() not in text or len(platform.node()) < 3
+
+
+def test_samples_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path, fake):
+    run = fake.measured([])
+    lines = [baseline_bytes(run), *map(process_bytes, fake.processes(RATIOS))]
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(lines)[:-20])
+    read = read_measured(tmp_path, "run")
+    assert read == fake.measured(RATIOS[:-1])
+    (tmp_path / "samples.jsonl").write_bytes(b"".join(lines[:4]))
+    with pytest.raises(UsageError, match="holds 3 measured processes, and 4 is the least"):
+        read_measured(tmp_path, "run")
+
+
+def damaged(text):
+    data = json.loads(text)
+    yield "cut short", text[: len(text) // 2]
+    yield "cut short", text[:-3]
+    yield "empty", ""
+    yield "empty", "\n"
+    yield "cut short", "hello"
+    yield "no file of pcpbench", "[1, 2]"
+    yield "no file of pcpbench", '{"schema_version": 1}'
+    yield "no file of pcpbench", json.dumps({**data, "format": "pytest-benchmark"})
+    yield "newer", json.dumps({**data, "schema_version": 2, "pcpbench_version": "9.1"})
+    yield "schema version", json.dumps({**data, "schema_version": 0})
+    yield "schema version", json.dumps({**data, "schema_version": "1"})
+    yield "damaged", json.dumps({**data, "surprise": 1})
+    yield "damaged", json.dumps({**data, "measured": {**data["measured"], "processes": 3}})
+    yield "checksum", text.replace('"ratio": 0.81', '"ratio": 0.71')
+    yield "checksum", text.replace('"torch": "2.13.0"', '"torch": "2.13.1"')
+    yield "damaged", text.replace('"ratio": 0.81', '"ratio": NaN')
+
+
+def test_every_kind_of_damage_is_told_and_nothing_is_changed(stored):
+    sound = stored.read_text(encoding="utf-8")
+    kinds = list(damaged(sound))
+    assert all(text != sound for _, text in kinds)
+    for told, text in kinds:
+        stored.write_text(text, encoding="utf-8")
+        with pytest.raises(UsageError) as refusal:
+            read_measured(stored)
+        assert told in str(refusal.value), (told, str(refusal.value))
+        assert "main.json" in str(refusal.value)
+        assert stored.read_text(encoding="utf-8") == text
+        assert [p.name for p in stored.parent.iterdir()] == ["main.json"]
+
+
+def test_every_cut_of_a_baseline_is_refused(stored):
+    whole = stored.read_bytes()
+    for size in range(0, len(whole) - 1, 997):
+        stored.write_bytes(whole[:size])
+        with pytest.raises(UsageError):
+            read_measured(stored)
+
+
+def test_bytes_that_are_no_text_and_places_that_are_no_file(tmp_path):
+    (tmp_path / "b").write_bytes(bytes(range(256)))
+    for path, told in [
+        (tmp_path / "b", "damaged"),
+        (tmp_path / "none.json", "does not exist"),
+        (tmp_path, "holds no samples.jsonl"),
+    ]:
+        with pytest.raises(UsageError, match=told):
+            read_measured(path)
+
+
+def test_processes_that_did_not_time_the_same_are_damage(tmp_path, fake):
+    other = fake.process(fake.scenario("t"))
+    run = fake.measured([], processes=(*fake.processes(RATIOS), other))
+    write_baseline(tmp_path / "b.json", run)
+    with pytest.raises(UsageError, match="did not time the same"):
+        read_measured(tmp_path / "b.json")
+
+
+def test_a_baseline_is_written_over_a_baseline_and_over_nothing_else(tmp_path, stored):
+    check_writable(stored)
+    check_writable(tmp_path / "new.json")
+    (tmp_path / "notes.json").write_text('{"mine": 1}', encoding="utf-8")
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    for path in (tmp_path / "notes.json", tmp_path / "notes.txt", tmp_path):
+        with pytest.raises(UsageError, match="--save-baseline"):
+            check_writable(path)
+    with pytest.raises(UsageError, match="directory that is there"):
+        check_writable(tmp_path / "nowhere" / "b.json")

@@ -1,0 +1,105 @@
+"""`compare --save-baseline` and `--baseline`: what a comparison's verdict allows to happen next."""
+
+import json
+
+import pytest
+
+from pcpbench import cli
+from pcpbench.request import EngineOptions
+from pcpbench.session import gathering
+from pcpbench.session.baseline import read_measured
+from pcpbench.session.processes import WorkerCrash
+from pcpbench.session.sampling import hash_of, plans_of
+
+ARMS = ["compare", "eager", "full", "--scenario", "short.yaml"]
+COMPARE = [*ARMS, "--capture-sizes", "1,2", "--repetitions", "0"]
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch, fake):
+    """The comparison is real; the fresh processes behind it are not."""
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.yaml").write_text(
+        "name: short\ndescription: d\nrequests: [{prompt_len: 3, output_len: 4, count: 2}]\n",
+        encoding="utf-8",
+    )
+    plan_hash = hash_of(plans_of(("short.yaml",), EngineOptions())[0])
+
+    class World:
+        ratio, broken, num = 0.8, None, 0
+
+        def sample(self, job, timeout_s):
+            self.num += 1
+            if self.broken:
+                raise self.broken
+            ratio = self.ratio * (1 + 0.001 * (self.num % 5))
+            return fake.process(fake.scenario("short", ratio=ratio, plan_hash=plan_hash))
+
+        def compare(self, *arguments):
+            return cli.run([*COMPARE, *arguments])
+
+    world = World()
+    monkeypatch.setattr(gathering, "sample_once", world.sample)
+    return world
+
+
+def test_a_comparison_that_passed_becomes_a_baseline(world, tmp_path, capsys):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    stored = read_measured(tmp_path / "main.json")
+    assert len(stored.processes) == 12
+    assert (stored.judged[0].scenario, stored.judged[0].full_share) == ("short", 1.0)
+    assert stored.settings["cudagraph_capture_sizes"] == [1, 2]
+    assert read_measured(tmp_path / "run", "run") == stored
+    assert "baseline of 12 processes: main.json" in capsys.readouterr().err
+
+
+def test_a_comparison_is_held_against_a_baseline(world, tmp_path, capsys):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    capsys.readouterr()
+    assert world.compare("--baseline", "main.json", "--out", "same", "--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["command"] == "compare"
+    assert "full vs eager: no rule was broken" in " ".join(printed.err.split())
+    world.ratio = 0.86
+    assert world.compare("--baseline", "main.json", "--out", "slow") == 1
+    found = json.loads((tmp_path / "slow" / "gate" / "gate.json").read_text(encoding="utf-8"))
+    assert found["verdict"] == "regression"
+    assert found["num_run"] == 6
+
+
+def test_a_comparison_under_other_settings_is_not_held_against_it(world, tmp_path):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    world.num = 0
+    other = ("--dtype", "bfloat16", "--baseline", "main.json", "--out", "other")
+    assert world.compare(*other) == 3
+    assert world.num == 0
+    found = json.loads((tmp_path / "other" / "gate" / "gate.json").read_text(encoding="utf-8"))
+    assert "dtype was 'float32' and is 'bfloat16'" in found["reasons"][0]
+
+
+def test_a_comparison_that_failed_is_neither_stored_nor_timed(world, tmp_path, sample_the_worst):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    before, world.num = (tmp_path / "main.json").read_bytes(), 0
+    sample_the_worst()
+    both = ("--save-baseline", "main.json", "--baseline", "main.json")
+    assert world.compare(*both, "--out", "bad") == 1
+    assert (tmp_path / "main.json").read_bytes() == before
+    assert world.num == 0
+    assert not (tmp_path / "bad" / "gate").exists()
+
+
+def test_a_process_that_breaks_leaves_the_old_baseline(world, tmp_path):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    before = (tmp_path / "main.json").read_bytes()
+    world.broken = WorkerCrash("a worker was ended by signal 9: it said nothing")
+    assert world.compare("--save-baseline", "main.json", "--out", "again") == 3
+    assert (tmp_path / "main.json").read_bytes() == before
+
+
+def test_a_bad_baseline_is_refused_before_anything_runs(world, tmp_path):
+    (tmp_path / "main.json").write_text("{", encoding="utf-8")
+    assert world.compare("--baseline", "main.json", "--out", "run") == 2
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 2
+    assert not (tmp_path / "run").exists()
+    assert (tmp_path / "main.json").read_text(encoding="utf-8") == "{"

@@ -1,0 +1,250 @@
+"""Whole gates over fake processes: exit codes, extension, files, and what is never a pass."""
+
+import csv
+import json
+
+import msgspec
+import numpy as np
+import pytest
+
+from pcpbench import cli
+from pcpbench.gate_jobs import SampleJob
+from pcpbench.request import EngineOptions
+from pcpbench.session import gate as gate_module
+from pcpbench.session import gathering
+from pcpbench.session.baseline import read_measured, write_baseline
+from pcpbench.session.here import measured_here
+from pcpbench.session.processes import WorkerCrash, WorkerFailure
+
+JOB = SampleJob(
+    base="eager", candidate="full", options=EngineOptions(), scenarios=("s2-capture-edges",)
+)
+
+
+class World:
+    """A machine whose processes are drawn: `ratio` and `sd` of the next one; a baseline on disk."""
+
+    def __init__(self, fake, path, monkeypatch):
+        self.fake, self.path = fake, path
+        self.ratio, self.sd, self.num, self.stop_at, self.error = 0.8, 0.004, 0, None, None
+        self.judged = (fake.judged(),)
+        self.rng = np.random.default_rng(2)
+        monkeypatch.setattr(gathering, "sample_once", self.sample)
+        monkeypatch.setattr(gate_module, "judge_once", self.judge)
+        self.here = measured_here(JOB, self.judged)
+        self.save()
+
+    def draw(self):
+        return self.fake.scenario(ratio=self.ratio * float(np.exp(self.rng.normal(0, self.sd))))
+
+    def sample(self, job, timeout_s):
+        if self.error is not None:
+            raise self.error
+        if self.num == self.stop_at:
+            raise KeyboardInterrupt
+        self.num += 1
+        return self.fake.process(self.draw())
+
+    def judge(self, job):
+        if isinstance(self.judged, Exception):
+            raise self.judged
+        return self.judged
+
+    def measured(self, num=12, **changes):
+        processes = tuple(self.fake.process(self.draw()) for _ in range(num))
+        return msgspec.structs.replace(self.here, processes=processes, **changes)
+
+    def save(self, name="main.json", **changes):
+        write_baseline(self.path / name, self.measured(**changes))
+
+    def gate(self, *arguments):
+        return cli.run(["gate", "main.json", *arguments, "--out", "out"])
+
+    def found(self):
+        return json.loads((self.path / "out" / "gate.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def world(fake, tmp_path, monkeypatch):
+    (tmp_path / ".git").mkdir()
+    monkeypatch.chdir(tmp_path)
+    return World(fake, tmp_path, monkeypatch)
+
+
+def test_equal_code_passes_with_as_few_processes_as_were_asked_for(world, capsys):
+    assert world.gate() == 0
+    assert world.num == 6
+    found = world.found()
+    assert (found["verdict"], found["num_run"], found["num_baseline"]) == ("pass", 6, 12)
+    assert [rule["source"] for rule in found["rules"]] == ["default"] * 6
+    assert "code: baseline and run are of the same" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_slowdown_is_a_regression(world):
+    world.ratio = 0.84
+    assert world.gate() == 1
+    with (world.path / "out" / "gate.csv").open(encoding="utf-8") as stream:
+        rows = {row["metric"]: row for row in csv.DictReader(stream)}
+    assert rows["tpot"]["verdict"] == "regression"
+    assert float(rows["tpot"]["change_low_percent"]) > 2.5
+
+
+@pytest.mark.parametrize(("how", "code"), [("fail", 1), ("warn", 0), ("pass", 0)])
+def test_what_no_process_decides_is_undecided_and_ends_as_asked(world, how, code):
+    world.sd = 0.2
+    world.save()
+    assert world.gate("--on-undecided", how, "--max-time", "0.4") == code
+    found = world.found()
+    assert found["verdict"] == "undecided"
+    assert found["num_run"] > 6
+    assert found["on_undecided"] == how
+
+
+def test_it_measures_on_until_it_is_decided(world):
+    world.sd = 0.012
+    world.save()
+    assert world.gate("--processes", "4", "--fail-on", "capture_time:off") == 0
+    assert 4 < world.num < 60
+
+
+def test_time_that_is_over_before_anything_was_measured_is_no_pass(world):
+    assert world.gate("--max-time", "0.000001") == 3
+    assert world.found()["verdict"] == "not comparable"
+
+
+def test_a_crash_is_not_a_regression_and_a_broken_contract_is_one(world):
+    world.error = WorkerCrash("a worker was ended by signal 9: it said nothing")
+    assert world.gate() == 3
+    assert world.found()["verdict"] == "crashed"
+
+
+def test_a_contract_that_breaks_in_a_process_is_a_regression(world):
+    world.judged = WorkerFailure("the engine raised IndexError")
+    assert world.gate() == 1
+    assert "IndexError" in world.found()["reasons"][0]
+    assert world.num == 0
+
+
+def test_a_judge_that_fails_stops_the_timing(world):
+    world.judged = (world.fake.judged(outcome="fail", drifts=1),)
+    assert world.gate() == 1
+    assert world.num == 0
+
+
+def test_a_judge_that_crashes_is_an_error(world):
+    world.judged = WorkerCrash("killed")
+    assert world.gate("--fail-on", "drift:off", "--fail-on", "contracts:off") == 3
+
+
+def test_other_settings_are_told_and_nothing_is_measured(world):
+    world.save(settings={**world.here.settings, "dtype": "float16"}, settings_hash="other")
+    assert world.gate() == 3
+    assert world.num == 0
+    found = world.found()
+    assert found["verdict"] == "not comparable"
+    assert "dtype was 'float16' and is 'float32'" in found["reasons"][0]
+
+
+def test_another_machine_is_judged_by_ratios_and_never_by_times(world, capsys):
+    machine = msgspec.structs.replace(world.here.machine, id="elsewhere", cpu="Another CPU")
+    world.save(machine=machine)
+    assert world.gate() == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "made on another machine (Another CPU" in told
+    assert cli.run(["gate", "main.json", "--fail-on", "tpot:1ms", "--out", "abs"]) == 3
+    found = json.loads((world.path / "abs" / "gate.json").read_text(encoding="utf-8"))
+    assert "another machine" in found["reasons"][0]
+
+
+def test_the_rules_that_applied_are_stored_with_where_they_came_from(world):
+    (world.path / "pyproject.toml").write_text(
+        '[tool.pcpbench]\nfail-on = ["launch:30%"]\n', encoding="utf-8"
+    )
+    assert world.gate("--fail-on", "tpot:4%") == 0
+    sources = {rule["text"]: rule["source"] for rule in world.found()["rules"]}
+    assert sources["tpot:4%"] == "command line"
+    assert sources["launch:30%"] == "[tool.pcpbench] of pyproject.toml"
+    assert sources["drift:0"] == "default"
+
+
+def test_a_run_that_was_measured_before_is_judged_as_it_is(world):
+    world.ratio = 0.84
+    world.save("slow.json", num=8)
+    assert world.gate("slow.json") == 1
+    assert world.num == 0
+
+
+def test_an_undecided_run_of_this_code_is_extended_and_another_is_not(world, capsys):
+    world.sd = 0.015
+    world.save()
+    world.save("few.json", num=4)
+    assert world.gate("few.json") == 0
+    assert world.num > 0
+    assert world.found()["num_run"] == 4 + world.num
+    before = world.num
+    world.save("old.json", num=4, code_hash="other")
+    assert cli.run(["gate", "main.json", "old.json", "--out", "again"]) == 0
+    assert world.num == before
+    told = " ".join(capsys.readouterr().out.split())
+    assert "was not extended: it was measured with other code" in told
+    assert "UNDECIDED" in told
+
+
+def test_a_run_that_is_killed_leaves_what_had_finished(world):
+    world.stop_at = 5
+    assert world.gate() == 130
+    assert len(read_measured(world.path / "out", "run").processes) == 5
+    manifest = json.loads((world.path / "out" / "manifest.json").read_text(encoding="utf-8"))
+    assert manifest["outcome"] == "interrupted"
+    world.stop_at = None
+    world.save("b.json")
+    assert cli.run(["gate", "b.json", "out", "--out", "later"]) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "foreign", "newer", "missing", "empty"])
+def test_a_bad_baseline_is_refused_and_changes_nothing(world, capsys, damage):
+    path = world.path / "main.json"
+    whole = path.read_text(encoding="utf-8")
+    if damage == "missing":
+        path.unlink()
+    else:
+        newer = json.dumps({**json.loads(whole), "schema_version": 9})
+        text = {"cut": whole[:900], "foreign": "{}", "newer": newer, "empty": ""}[damage]
+        path.write_text(text, encoding="utf-8")
+    before = {p: p.read_bytes() for p in world.path.rglob("*") if p.is_file()}
+    assert world.gate() == 2
+    assert world.num == 0
+    told = capsys.readouterr().err
+    assert told.startswith("pcpbench: baseline 'main.json' ")
+    assert told.count("\n") == 1
+    assert {p: p.read_bytes() for p in world.path.rglob("*") if p.is_file()} == before
+    assert not (world.path / "out").exists()
+
+
+def test_json_is_on_stdout_and_talk_on_stderr(world, capsys):
+    assert world.gate("--json") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out) == world.found()
+    assert "PASS  full vs eager" in printed.err
+
+
+def test_the_self_check_says_what_it_can_see(world, capsys, monkeypatch):
+    from pcpbench.session import self_check
+
+    sampled = world.sample
+
+    def sample(job, timeout_s):
+        world.ratio = 0.8 * (1 + job.slowdown)
+        return sampled(job, timeout_s)
+
+    monkeypatch.setattr(gathering, "sample_once", sample)
+    monkeypatch.setattr(self_check, "MAX_PROCESSES", 30)
+    assert cli.run(["gate", "--self-check", "--max-time", "300", "--json", "--out", "out"]) == 0
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert found["rates"][0]["regression"] <= 0.01
+    assert 0.02 <= found["smallest_called"] <= 0.05
+    assert all(abs(value - 0.05) < 0.01 for _, _, value in found["seen"])
+    assert "false alarms" in printed.err
+    stored = json.loads((world.path / "out" / "self-check.json").read_text(encoding="utf-8"))
+    assert stored == found
