@@ -68,10 +68,12 @@ def plans_of(scenarios: Sequence[str], options: EngineOptions) -> list[ScenarioP
         make_plan(
             scenario,
             vocab_size=model_shape(options.preset).vocab_size,
+            kv_groups=model_shape(options.preset).kv_groups,
             dcp_size=options.dcp,
             max_num_seqs=options.max_num_seqs,
             seed=options.seed,
             num_speculative_tokens=options.spec_tokens,
+            dynamic_spec=options.dynamic_spec,
         )
         for scenario in choose_scenarios(scenarios)
     ]
