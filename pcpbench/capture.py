@@ -117,6 +117,7 @@ class GraphManager:
             num_tokens=descriptor.num_tokens,
             num_reqs=descriptor.num_reqs,
             uniform_token_count=descriptor.uniform_token_count,
+            max_query_len=descriptor.max_query_len,
             capture_s=capture_s,
             num_ops=sum(graph.num_ops for graph in segments.graphs),
             num_segments=len(segments.graphs),

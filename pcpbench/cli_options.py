@@ -25,8 +25,8 @@ Model = Annotated[
     str,
     typer.Option(
         "--model",
-        help="Preset: tiny, small, v2-lite-layer, tiny-sparse, tiny-moe or tiny-sparse-moe. auto: "
-        "tiny-sparse where --pcp and --dcp are above 1, else tiny.",
+        help="Preset: tiny, tiny-swa, small, v2-lite-layer, tiny-sparse, tiny-moe or "
+        "tiny-sparse-moe. auto: tiny-sparse where --pcp and --dcp are above 1, else tiny.",
     ),
 ]
 Dtype = Annotated[str, typer.Option("--dtype", help="float32, bfloat16 or float16.")]
@@ -39,6 +39,13 @@ MaxNumSeqs = Annotated[
 ]
 SpecTokens = Annotated[
     int, typer.Option("--spec-tokens", help="Draft tokens each decode verifies, such as 3.")
+]
+DynamicSpec = Annotated[
+    str,
+    typer.Option(
+        "--dynamic-spec",
+        help="Verify fewer drafts: off, as many in a step, or each request its own number.",
+    ),
 ]
 FaultPcp = Annotated[
     int | None,

@@ -14,10 +14,13 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
-PRESETS = ("tiny", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe")
+PRESETS = (
+    "tiny", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe", "tiny-swa"
+)  # fmt: skip
 DCP_BACKENDS = ("ag_rs", "a2a")
 ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")
 MAX_SPECULATIVE_TOKENS = 16
+DYNAMIC_SPEC = ("off", "step", "request")
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
@@ -85,10 +88,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The paged KV cache. One block of a DCP group stands for block_size x dcp positions."""
+    """The paged KV cache. One block of a DCP group stands for block_size x dcp positions.
+
+    group_block_sizes: slots of a block in each KV group, where they differ: a rank that stands for
+    a whole DCP group holds block_size x dcp positions in the blocks of the sharded ones.
+    """
 
     block_size: int = 16
     num_gpu_blocks: int = 256
+    group_block_sizes: tuple[int, ...] = ()
+
+    def block_sizes(self, num_groups: int) -> list[int]:
+        """Slots of a block on this rank, one entry a KV group."""
+        return list(self.group_block_sizes) or [self.block_size] * num_groups
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -111,12 +123,17 @@ class CompilationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
 
 
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Speculative decoding as far as a start-up check needs to know it."""
+    """Speculative decoding as far as a start-up check needs to know it.
+
+    dynamic: whether decodes verify fewer drafts than num_speculative_tokens: `off`, as many for all
+    in a `step`, or each `request` its own number.
+    """
 
     method: str = "mtp"
     num_speculative_tokens: int = 1
     use_multi_module_mtp: bool = False
     draft_uses_mla: bool = True
+    dynamic: str = "off"
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +158,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def decode_query_len(self) -> int:
         """Query tokens of one decode request: the sampled token and the drafts."""
         return 1 + self.num_speculative_tokens
+
+    @property
+    def has_dynamic_drafts(self) -> bool:
+        """Whether decodes may verify fewer draft tokens than num_speculative_tokens."""
+        return self.speculative_config is not None and self.speculative_config.dynamic != "off"
 
     def check(self) -> None:
         """Raise UsageError for settings that no engine could run, whatever its graph mode."""

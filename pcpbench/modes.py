@@ -66,13 +66,16 @@ class BatchExecutionDescriptor:
     def label(self) -> str:
         """A short name for tables, such as `FULL[reqs=4,tokens=4]`.
 
-        One that is cut ends in `,ubatches=2`.
+        A varlen graph has `,queries<=4`, one that is cut ends in `,ubatches=2`.
         """
         cut = [f"ubatches={self.num_ubatches}"] if self.num_ubatches > 1 else []
         if self.cg_mode is CUDAGraphMode.NONE:
             return f"NONE[{cut[0]}]" if cut else "NONE"
         parts = [] if self.num_reqs is None else [f"reqs={self.num_reqs}"]
-        parts += [f"tokens={self.num_tokens}", *cut]
+        parts.append(f"tokens={self.num_tokens}")
+        if self.max_query_len is not None:
+            parts.append(f"queries<={self.max_query_len}")
+        parts += cut
         return f"{self.cg_mode.name}[{','.join(parts)}]"
 
 

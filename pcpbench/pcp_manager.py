@@ -293,15 +293,21 @@ class PCPManager:
         _, slots = self._tables()
         return slots[:, : num_tokens * self.pcp_world_size].fill_(PAD_SLOT_ID)
 
-    def prepare_attn(self, input_batch: InputBatch) -> tuple[tuple[Tensor, ...], Tensor]:
+    def prepare_attn(
+        self, input_batch: InputBatch, num_computed_tokens: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], Tensor]:
         """Attention inputs of a partitioned batch (SPEC 9).
 
-        Returns the tables of its rows, one [rows after padding, columns] a KV group, and the
-        gathered slots, see `prepare_slot_mappings`.
+        num_computed_tokens: int32 [request slots], for groups with a sliding window. Returns the
+        tables of its rows, one [rows after padding, columns] a KV group, and the gathered
+        slots, see `prepare_slot_mappings`.
         """
         block_tables, _ = self._tables()
         tables = block_tables.gather_block_tables(
-            input_batch.idx_mapping, input_batch.num_reqs_after_padding, self.input_block_tables
+            input_batch.idx_mapping,
+            input_batch.num_reqs_after_padding,
+            self.input_block_tables,
+            num_computed_tokens,
         )
         return tables, self.prepare_slot_mappings()
 

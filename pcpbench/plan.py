@@ -82,6 +82,9 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     admission. new_requests: entered with this step.
     new_block_ids: req_id -> one tuple of new block ids for each KV group, in the order they extend
     the request's table.
+    freed_block_ids: req_id -> for each KV group the blocks at the front of the request's table that
+    lie before the sliding window of its next query: given back before this step, and perhaps handed
+    out again in it. Their table columns are not used again.
     finished_req_ids, preempted_req_ids: left the worker before this step; their blocks may be
     handed out again in the same step.
     idle: nothing is scheduled and the ranks run a dummy step.
@@ -92,6 +95,7 @@ class StepPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     scheduled: tuple[ScheduledRequest, ...]
     new_requests: tuple[NewRequest, ...] = ()
     new_block_ids: dict[str, tuple[tuple[int, ...], ...]] = {}
+    freed_block_ids: dict[str, tuple[tuple[int, ...], ...]] = {}
     finished_req_ids: tuple[str, ...] = ()
     preempted_req_ids: tuple[str, ...] = ()
     idle: bool = False
@@ -123,7 +127,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
     num_blocks includes the null block 0, which is never handed out.
     block_sizes: token positions that one block id stands for, one entry a KV group
-    (block_size x dcp where the group is sharded).
+    (block_size x dcp where the group is sharded). sliding_windows: how many positions a query of
+    each group sees, its own among them, 0 for all; empty where all groups see all.
     arrivals_s: req_id -> arrival on the scenario's clock.
     requests: every request as the scenario asks for it, whatever the scheduler made of it.
     is_cut_short: these are a scenario's first steps only; what it asks for besides comes later.
@@ -140,3 +145,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     arrivals_s: dict[str, float] = {}
     requests: tuple[NewRequest, ...] = ()
     is_cut_short: bool = False
+    sliding_windows: tuple[int, ...] = ()
+
+    def sliding_window(self, group: int) -> int:
+        """The window of one KV group, 0 for none."""
+        return self.sliding_windows[group] if self.sliding_windows else 0

@@ -14,6 +14,7 @@ from pcpbench.config import (
     DCP_BACKENDS,
     DEFAULT_CAPTURE_SIZES,
     DTYPES,
+    DYNAMIC_SPEC,
     MAX_SPECULATIVE_TOKENS,
     PRESETS,
     CacheConfig,
@@ -59,6 +60,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     microbatch: bool = False
     expert_parallel: bool = False
     all2all_backend: str | None = None
+    dynamic_spec: str = "off"
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -100,6 +102,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--spec-tokens is {self.spec_tokens}: use 0 to {MAX_SPECULATIVE_TOKENS} draft "
                 "tokens a decode."
+            )
+        _one_of("--dynamic-spec", self.dynamic_spec, DYNAMIC_SPEC)
+        if self.dynamic_spec != "off" and not self.spec_tokens:
+            raise UsageError(
+                f"--dynamic-spec is {self.dynamic_spec} without draft tokens: set --spec-tokens to "
+                "the most that a decode verifies, or leave --dynamic-spec out."
             )
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
 
@@ -174,7 +182,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         speculative = None
         if self.spec_tokens:
-            speculative = SpeculativeConfig(num_speculative_tokens=self.spec_tokens)
+            speculative = SpeculativeConfig(
+                num_speculative_tokens=self.spec_tokens, dynamic=self.dynamic_spec
+            )
         return EngineConfig(
             parallel_config=self.parallel_config,
             model_config=ModelConfig(
@@ -216,8 +226,11 @@ def default_capture_sizes(
     return tuple(sorted(tokens))
 
 
-def reference_config(config: EngineConfig) -> EngineConfig:
-    """The same model on one rank, eager; a block stands for as many positions as under DCP."""
+def reference_config(config: EngineConfig, block_sizes: tuple[int, ...] = ()) -> EngineConfig:
+    """The same model on one rank, eager; a block stands for as many positions as under DCP.
+
+    block_sizes: positions of a block in each KV group, where there are several.
+    """
     world, cache = config.parallel_config.world, config.cache_config
     return msgspec.structs.replace(
         config,
@@ -225,7 +238,11 @@ def reference_config(config: EngineConfig) -> EngineConfig:
         compilation_config=CompilationConfig(
             cudagraph_capture_sizes=config.compilation_config.cudagraph_capture_sizes
         ),
-        cache_config=msgspec.structs.replace(cache, block_size=cache.block_size * world.dcp_size),
+        cache_config=msgspec.structs.replace(
+            cache,
+            block_size=cache.block_size * world.dcp_size,
+            group_block_sizes=block_sizes if len(block_sizes) > 1 else (),
+        ),
     )
 
 

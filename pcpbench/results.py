@@ -251,6 +251,7 @@ class CapturedGraph(msgspec.Struct, frozen=True, kw_only=True):
     pool_bytes_after: int
     num_reads: int
     num_writes: int
+    max_query_len: int | None = None
 
 
 class AddressUse(msgspec.Struct, frozen=True, kw_only=True):

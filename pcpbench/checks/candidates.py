@@ -13,27 +13,34 @@ from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Violation
 
-Shape = tuple[str, int, int | None, int | None]
-"""Mode, tokens, requests, tokens of each request."""
+Shape = tuple[str, int, int | None, int | None, int | None]
+"""Mode, tokens, requests, tokens of each request, longest query where they may differ."""
 
 
 def wanted_shapes(setup: ArmSetup, plan: ScenarioPlan) -> set[Shape]:
     """The captured shapes of a mode with a decode routine, or of PIECEWISE; none for NONE.
 
     Sizes 1, 2, 4, 8 with decodes of 3 tokens: decode graphs of 3 tokens (1 request) and 6 (2); 8
-    would become 9, which is past the largest size.
+    would become 9, which is past the largest size. Where the number of drafts varies, the same for
+    decodes of 2 tokens and of 1, and a varlen graph of each size for all requests that fit it.
     """
     shapes: set[Shape] = set()
-    mode, sizes, length = _mode(setup), setup.capture_sizes or (), setup.decode_query_len
+    mode, sizes, longest = _mode(setup), setup.capture_sizes or (), setup.decode_query_len
+    lengths = range(1, longest + 1) if setup.has_dynamic_drafts else (longest,)
     for size in sizes:
         if size > plan.max_num_batched_tokens:
             continue
         if mode.mixed_mode() is CUDAGraphMode.PIECEWISE:
-            shapes.add(("PIECEWISE", size, None, None))
-        num_reqs = (size + length - 1) // length
-        fits = num_reqs * length <= min(max(sizes), plan.max_num_batched_tokens)
-        if mode.has_full_cudagraphs() and fits and num_reqs <= plan.max_num_seqs:
-            shapes.add(("FULL", num_reqs * length, num_reqs, length))
+            shapes.add(("PIECEWISE", size, None, None, None))
+        if not mode.has_full_cudagraphs():
+            continue
+        for length in lengths:
+            num_reqs = (size + length - 1) // length
+            fits = num_reqs * length <= min(max(sizes), plan.max_num_batched_tokens)
+            if fits and num_reqs <= plan.max_num_seqs:
+                shapes.add(("FULL", num_reqs * length, num_reqs, length, None))
+        if setup.has_dynamic_drafts and size <= plan.max_num_seqs * longest:
+            shapes.add(("FULL", size, min(size, plan.max_num_seqs), None, longest))
     return shapes
 
 
@@ -74,7 +81,13 @@ def _graph_messages(setup: ArmSetup) -> Iterator[str]:
         return
     candidates = _candidates(setup)
     found: set[Shape] = {
-        (graph.mode, graph.num_tokens, graph.num_reqs, graph.uniform_token_count)
+        (
+            graph.mode,
+            graph.num_tokens,
+            graph.num_reqs,
+            graph.uniform_token_count,
+            graph.max_query_len,
+        )
         for graph in setup.captured
     }
     for shape in sorted(candidates - found, key=str):
@@ -112,12 +125,19 @@ def _mode(setup: ArmSetup) -> CUDAGraphMode:
 
 def _candidates(setup: ArmSetup) -> set[Shape]:
     return {
-        (each.cg_mode.name, each.num_tokens, each.num_reqs, each.uniform_token_count)
+        (
+            each.cg_mode.name,
+            each.num_tokens,
+            each.num_reqs,
+            each.uniform_token_count,
+            each.max_query_len,
+        )
         for each in setup.candidates
     }
 
 
 def _words(shape: Shape) -> str:
-    mode, num_tokens, num_reqs, length = shape
-    rows = "" if num_reqs is None else f" in {num_reqs} requests of {length}"
+    mode, num_tokens, num_reqs, length, longest = shape
+    each = f"of {length}" if longest is None else f"of at most {longest}"
+    rows = "" if num_reqs is None else f" in {num_reqs} requests {each}"
     return f"{mode} with {num_tokens} tokens{rows}"

@@ -29,11 +29,14 @@ def check_addresses(view: StepView) -> Iterator[Violation]:
 def smallest_covering(
     candidates: Sequence[BatchExecutionDescriptor], expected: StepExpectation
 ) -> BatchExecutionDescriptor | None:
-    """The descriptor SPEC 3 wants: FULL before PIECEWISE, fewer tokens, then fewer requests."""
+    """The descriptor SPEC 3 wants: FULL before PIECEWISE, fewer tokens, then fewer requests.
+
+    Of two such the one for equal queries, before the varlen one.
+    """
     for mode in GRAPH_ORDER:
         fitting = [d for d in candidates if d.cg_mode is mode and serves(d, expected)]
         if fitting:
-            return min(fitting, key=lambda d: (d.num_tokens, d.num_reqs or 0))
+            return min(fitting, key=lambda d: (d.num_tokens, d.num_reqs or 0, d.max_query_len or 0))
     return None
 
 
@@ -113,8 +116,9 @@ def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]
             yield f"the step ran as {chosen.label} and yet gives a reason for missing it: {reason}"
 
 
-def _size(descriptor: BatchExecutionDescriptor) -> tuple[CUDAGraphMode, int, int]:
-    return (descriptor.cg_mode, descriptor.num_tokens, descriptor.num_reqs or 0)
+def _size(descriptor: BatchExecutionDescriptor) -> tuple[CUDAGraphMode, int, int, int | None]:
+    rows = descriptor.num_reqs or 0
+    return (descriptor.cg_mode, descriptor.num_tokens, rows, descriptor.max_query_len)
 
 
 def check_collectives(view: StepView) -> Iterator[Violation]:

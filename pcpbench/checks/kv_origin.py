@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from pcpbench.checks.drift import FloatArray, widen
 from pcpbench.checks.kv import KvView, written_slots
 from pcpbench.checks.oracle import Oracle, StepExpectation
+from pcpbench.checks.oracle_tables import PAD
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.checks.tap_compare import beyond, values_text
 from pcpbench.checks.write_set import slot_bits
@@ -161,7 +162,7 @@ class KvOrigins:
             count = len(oracle.book.table(req_id, group)) * oracle.book.block_sizes[group]
             places = np.arange(count, dtype=np.int64)
             slots, holder = _slots(oracle, self.arm, req_id, group, places)
-            mine = holder == _dcp_rank(self.arm, rank, group)
+            mine = (holder == _dcp_rank(self.arm, rank, group)) & (slots != PAD)
             request[slots[mine]], position[slots[mine]] = index, places[mine]
             if self.twin is not None and self.twin.world != self.arm.world:
                 other, its_holder = _slots(oracle, self.twin, req_id, group, places[mine])

@@ -15,6 +15,7 @@ from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import IntArray
 
 PAD = -1
+NULL_BLOCK = 0
 UNKNOWN_TOKEN = -1
 
 
@@ -69,10 +70,16 @@ class TokenFeed:
 
 
 class RequestBook:
-    """Prompts and block ids of the requests that the worker knows."""
+    """Prompts and block ids of the requests that the worker knows.
+
+    num_unseen: for each request and KV group, how many of its first positions no query of the
+    current step or a later one sees. Blocks that hold nothing else are somebody else's.
+    """
 
     def __init__(self, plan: ScenarioPlan) -> None:
         self.block_sizes = plan.block_sizes
+        self._windows = [plan.sliding_window(group) for group in range(len(plan.block_sizes))]
+        self.num_unseen: dict[str, list[int]] = {}
         self.prompts: dict[str, tuple[int, ...]] = {}
         self.block_ids: dict[str, list[list[int]]] = {}
 
@@ -81,6 +88,7 @@ class RequestBook:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
             self.prompts.pop(req_id, None)
             self.block_ids.pop(req_id, None)
+            self.num_unseen.pop(req_id, None)
         for request in step.new_requests:
             self.prompts[request.req_id] = request.prompt_token_ids
             self.block_ids[request.req_id] = [[] for _ in self.block_sizes]
@@ -88,6 +96,10 @@ class RequestBook:
             tables = self.block_ids.setdefault(req_id, [[] for _ in self.block_sizes])
             for table, ids in zip(tables, groups, strict=False):
                 table.extend(ids)
+        for share in step.scheduled:
+            self.num_unseen[share.req_id] = [
+                unseen(share.num_computed_tokens, window) for window in self._windows
+            ]
 
     def tokens(self, req_id: str, first: int, count: int, feed: TokenFeed) -> list[int]:
         """Input ids at positions first .. first + count - 1; UNKNOWN_TOKEN where nobody can know.
@@ -99,14 +111,23 @@ class RequestBook:
         return [known[p] if p < len(known) else UNKNOWN_TOKEN for p in range(first, first + count)]
 
     def table(self, req_id: str, group: int) -> list[int]:
-        """Block ids of a request in one KV group, in order."""
+        """Block ids of a request in one KV group, in order; the null block for those given back."""
         tables = self.block_ids.get(req_id)
-        return tables[group] if tables else []
+        if not tables:
+            return []
+        num_freed = self._num_freed(req_id, group)
+        return [NULL_BLOCK] * min(num_freed, len(tables[group])) + tables[group][num_freed:]
+
+    def _num_freed(self, req_id: str, group: int) -> int:
+        known = self.num_unseen.get(req_id)
+        return known[group] // self.block_sizes[group] if known else 0
 
     def slots(
         self, req_id: str, group: int, positions: IntArray, dcp_size: int, interleave: int
     ) -> tuple[IntArray, IntArray]:
-        """Slot on its owner, and the owning DCP rank, of each position; PAD past the last block.
+        """Slot on its owner, and the owning DCP rank, of each position.
+
+        PAD past the last block and in blocks that were given back.
 
         Block size 4, dcp 2, interleave 2: one block id stands for 8 positions, dealt out in runs of
         2. Position 13 lies in the table's second block at offset 5, on rank (5 // 2) % 2 = 0, as
@@ -118,9 +139,17 @@ class RequestBook:
         owner = (offset // interleave) % dcp_size
         local = offset // (dcp_size * interleave) * interleave + offset % interleave
         slots = np.full(len(positions), PAD, dtype=np.int64)
-        known = number < len(table)
+        known = (number < len(table)) & (number >= self._num_freed(req_id, group))
         slots[known] = table[number[known]] * (span // dcp_size) + local[known]
         return slots, owner
+
+
+def unseen(num_computed: int, window: int) -> int:
+    """How many positions lie before what queries from num_computed on see; window 0 sees all.
+
+    unseen(40, 24) is 17: the query at 40 sees 24 positions, 17 .. 40.
+    """
+    return max(0, num_computed - window + 1) if window else 0
 
 
 def dcp_share(length: int, dcp_size: int, dcp_rank: int, interleave: int) -> int:

@@ -59,7 +59,7 @@ class _PlanAudit:
         self._plan = plan
         self._asked = {request.req_id: request for request in plan.requests}
         self._progress: dict[str, _Progress] = {}
-        self._blocks = BlockAudit(plan.num_blocks, plan.block_sizes)
+        self._blocks = BlockAudit(plan.num_blocks, plan.block_sizes, plan.sliding_windows)
         self._time_s = 0.0
 
     def step(self, place: int, step: StepPlan) -> Iterator[Finding]:
@@ -70,6 +70,7 @@ class _PlanAudit:
             yield "time_s", f"the clock runs back from {self._time_s:g} s to {step.time_s:g} s"
         self._time_s = step.time_s
         yield from self._leave(step)
+        yield from self._recycle(step)
         for new in step.new_requests:
             for message in self._enter(step, new):
                 yield "new_requests", f"request {new.req_id} {message}"
@@ -121,6 +122,16 @@ class _PlanAudit:
             if request.is_running and self._is_done(req_id):
                 outputs = f"all its {self._wanted(req_id)} outputs"
                 yield "finished_req_ids", f"request {req_id} has {outputs} and keeps its place"
+
+    def _recycle(self, step: StepPlan) -> Iterator[Finding]:
+        """Blocks before a window go back before anybody enters and new ones are handed out."""
+        computed = {
+            name: request.num_computed
+            for name, request in self._progress.items()
+            if request.is_running
+        }
+        for message in self._blocks.recycle(step.freed_block_ids, computed):
+            yield "freed_block_ids", message
 
     def _enter(self, step: StepPlan, new: NewRequest) -> Iterator[str]:
         if new.req_id not in self._asked and self._plan.requests:

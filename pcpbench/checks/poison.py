@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pcpbench.checks.findings import changed_outputs, count_differing
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.oracle import Oracle
-from pcpbench.checks.oracle_tables import PAD
+from pcpbench.checks.oracle_tables import PAD, unseen
 from pcpbench.checks.replays import HANDED_OUT
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.checks.write_set import slot_bits
@@ -56,7 +56,8 @@ class LiveSlots:
 
         That is all but the positions computed before it of requests that are still there: the null
         block, blocks never handed out or given back, and in a block that is partly filled, the
-        rest. A step may read what it wrote itself; it writes before it reads.
+        rest. Nor may it read positions before the sliding window of a request's first query. A step
+        may read what it wrote itself; it writes before it reads.
         """
         masks = []
         for rank in range(self._setup.world.size):
@@ -64,8 +65,10 @@ class LiveSlots:
             for group, span in enumerate(self._plan.block_sizes):
                 block_size = span // self._setup.dcp_size_of(group)
                 mask = np.ones(self._plan.num_blocks * block_size, dtype=np.bool_)
+                window = self._plan.sliding_window(group)
                 for req_id, computed in self._computed.items():
-                    mask[self._held(req_id, group, rank, np.arange(computed))] = False
+                    seen = np.arange(unseen(computed, window), computed)
+                    mask[self._held(req_id, group, rank, seen)] = False
                 groups.append(mask)
             masks.append(groups)
         return masks

@@ -56,7 +56,8 @@ class ArmSetup:
     capture_sizes: the token counts that were to be captured; None where nobody said, and the
     candidates are taken as they are.
     captured: the graphs that were captured; None for an arm that captures none.
-    decode_query_len: tokens of a decode: one, and its draft tokens.
+    decode_query_len: tokens of a decode: one, and its draft tokens. has_dynamic_drafts: whether it
+    may have fewer, so that shapes for shorter and for unequal queries are captured as well.
     max_model_len: most tokens of a request; None where nobody said.
     sharded_groups: for each KV group, whether DCP shards it; None means all of them.
     ubatch_thresholds: fewest rank-local tokens of a step that is cut into two microbatches, of one
@@ -74,6 +75,7 @@ class ArmSetup:
     padded_like: str | None = None
     capture_sizes: tuple[int, ...] | None = None
     decode_query_len: int = 1
+    has_dynamic_drafts: bool = False
     descriptor_mode: CUDAGraphMode | None = None
     captured: tuple[CapturedGraph, ...] | None = None
     max_model_len: int | None = None

@@ -1,13 +1,14 @@
 """Which KV blocks each request owns, and the tables and slots that a step derives from it (SPEC 9).
 
 Owns the block ids of all requests, one table a KV group, and the persistent tensors that attention
-reads. Knows no schedule: ids come from the plan. The Triton twins of the two functions at the end
-are in block_table_kernels.py.
+reads. Knows no schedule: ids come from the plan. The Triton twins of the functions at the end are
+in block_table_kernels.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from pcpbench.device.staging import to_device
 from pcpbench.errors import UsageError
+
+_T = TypeVar("_T")
 
 PAD_SLOT_ID = -1
 """The slot of a token whose KV is not to be written."""
@@ -30,7 +33,10 @@ class BlockTables:
     cp_size, cp_rank, cp_interleave: the DCP group and how it deals out positions (SPEC 7).
     slot_mapping_enabled: groups that have slots at all (all by default); the others get PAD.
     dcp_sharded: groups that the DCP group shards (all by default); the others are whole on each
-    rank. Raises UsageError for sliding windows and for lists of another length than block_sizes.
+    rank. sliding_window_reach: how many positions a query of each group sees, its own among them; 0
+    (the default) for all. Columns that lie before it for good name blocks that the scheduler has
+    given to somebody else, and are the null block in the tables that attention gets.
+    Raises UsageError for lists of another length than block_sizes and for a negative reach.
     """
 
     def __init__(
@@ -53,18 +59,21 @@ class BlockTables:
         self.cp_size, self.cp_rank, self.cp_interleave = cp_size, cp_rank, cp_interleave
         self.num_kv_cache_groups = num_groups
         self.slot_mapping_enabled = _one_a_group(
-            "slot_mapping_enabled", slot_mapping_enabled, num_groups
+            "slot_mapping_enabled", slot_mapping_enabled, num_groups, default=True
         )
-        self.dcp_sharded = _one_a_group("dcp_sharded", dcp_sharded, num_groups)
+        self.dcp_sharded = _one_a_group("dcp_sharded", dcp_sharded, num_groups, default=True)
         if len(max_num_blocks_per_group) != num_groups:
             raise UsageError(
                 f"max_num_blocks_per_group has {len(max_num_blocks_per_group)} entries: give one "
                 f"for each of the {num_groups} block sizes."
             )
-        if any(sliding_window_reach or ()):
+        self.sliding_window_reach = _one_a_group(
+            "sliding_window_reach", sliding_window_reach, num_groups, default=0
+        )
+        if min(self.sliding_window_reach, default=0) < 0:
             raise UsageError(
-                f"sliding_window_reach is {sliding_window_reach}: sliding windows are not built, "
-                "leave it out or give zeros."
+                f"sliding_window_reach is {self.sliding_window_reach}: use whole numbers from 0 "
+                "(no window) up."
             )
         self.max_num_blocks_per_group = max_num_blocks_per_group
         self.block_tables = self.make_tables(max_num_reqs)
@@ -124,16 +133,26 @@ class BlockTables:
             table.view(-1).index_copy_(0, where, ids.to(torch.int32))
             staged.clear()
 
+    def group_cp_size(self, group: int) -> int:
+        """Ranks that one group's positions are spread over."""
+        return self.cp_size if self.dcp_sharded[group] else 1
+
     def gather_block_tables(
-        self, idx_mapping: Tensor, num_reqs_padded: int, out: tuple[Tensor, ...] | None = None
+        self,
+        idx_mapping: Tensor,
+        num_reqs_padded: int,
+        out: tuple[Tensor, ...] | None = None,
+        num_computed_tokens: Tensor | None = None,
     ) -> tuple[Tensor, ...]:
         """Tables of a step's rows: row i is that of request slot idx_mapping[i].
 
         idx_mapping: int32 [num_reqs], -1 for a dummy's row, which is zeroed. out: one int32 [at
         least num_reqs_padded, columns] a group; the rank's own `input_block_tables` by default.
-        Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there. Whole
-        rows are copied: columns past a row's last block may hold ids of an earlier tenant of the
-        slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
+        num_computed_tokens: int32 [request slots], where each request's next query begins: columns
+        before the reach of that are zeroed in the groups that have one. None leaves
+        them. Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there.
+        Whole rows are copied: columns past a row's last block may hold ids of an earlier tenant of
+        the slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
         group. Raises ValueError when the rows do not fit.
         """
         targets = self.input_block_tables if out is None else out
@@ -144,13 +163,17 @@ class BlockTables:
                 f"{targets[0].shape[0]} rows"
             )
         views = tuple(target[:num_reqs_padded] for target in targets)
-        gather = gather_rows
+        gather, hide = gather_rows, hide_columns
         if idx_mapping.is_cuda:
             from pcpbench.engine import block_table_kernels  # triton only where there is a device
 
-            gather = block_table_kernels.gather_rows
-        for table, view in zip(self.block_tables, views, strict=True):
+            gather, hide = block_table_kernels.gather_rows, block_table_kernels.hide_columns
+        for group, (table, view) in enumerate(zip(self.block_tables, views, strict=True)):
             gather(table, idx_mapping, view)
+            reach = self.sliding_window_reach[group]
+            if reach and num_computed_tokens is not None:
+                span = self.block_sizes[group] * self.group_cp_size(group)
+                hide(view[:num_reqs], idx_mapping, num_computed_tokens, reach, span)
         return views
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[Tensor, ...]:
@@ -187,15 +210,15 @@ class BlockTables:
             if not self.slot_mapping_enabled[group]:
                 target[group].fill_(PAD_SLOT_ID)
                 continue
-            sharded = self.cp_size > 1 and self.dcp_sharded[group]
+            cp_size = self.group_cp_size(group)
             write(
                 table,
                 idx_mapping,
                 query_start_loc,
                 positions[:num_tokens_padded],
                 self.block_sizes[group],
-                self.cp_size if sharded else 1,
-                self.cp_rank if sharded else 0,
+                cp_size,
+                self.cp_rank if cp_size > 1 else 0,
                 self.cp_interleave,
                 target[group],
             )
@@ -215,9 +238,9 @@ class BlockTables:
         return named
 
 
-def _one_a_group(name: str, values: Sequence[bool] | None, num_groups: int) -> list[bool]:
+def _one_a_group(name: str, values: Sequence[_T] | None, num_groups: int, default: _T) -> list[_T]:
     if values is None:
-        return [True] * num_groups
+        return [default] * num_groups
     if len(values) != num_groups:
         raise UsageError(
             f"{name} has {len(values)} entries: give one for each of the {num_groups} block sizes."
@@ -240,6 +263,23 @@ def gather_rows(table: Tensor, idx_mapping: Tensor, out: Tensor) -> None:
         torch.index_select(table, 0, idx_mapping, out=rows)
     if num_reqs < out.shape[0]:
         out[num_reqs:].zero_()
+
+
+def hide_columns(
+    rows: Tensor, idx_mapping: Tensor, num_computed_tokens: Tensor, reach: int, span: int
+) -> None:
+    """Zero, in place, the columns of each row that no query from its cursor on reaches back to.
+
+    rows: int32 [num_reqs, columns]. idx_mapping: int32 [num_reqs], each row's slot, -1 for a
+    dummy's row, which is zero already. num_computed_tokens: int32 [slots]. span: positions of a
+    column. Torch twin of `block_table_kernels.hide_columns`.
+
+    With 40 computed, a reach of 24 and a span of 16 the next query sees 17 .. 40: column 0 is hid.
+    """
+    cursors = num_computed_tokens.index_select(0, idx_mapping.clamp(min=0))
+    first = (cursors + (1 - reach)).clamp_(min=0).div_(span, rounding_mode="floor")
+    columns = torch.arange(rows.shape[1], device=rows.device)
+    rows.masked_fill_(columns < first.unsqueeze(1), 0)
 
 
 def write_slots(

@@ -1,4 +1,4 @@
-"""Triton twins of `gather_rows` and `write_slots` in block_table.py. Owns the launches only.
+"""Triton twins of the functions at the end of block_table.py. Owns the launches only.
 
 Imported only when a CUDA tensor arrives, or by the test that runs it under Triton's interpreter.
 No host synchronisation: grids depend on shapes alone.
@@ -39,6 +39,38 @@ def gather_rows(table: Tensor, idx_mapping: Tensor, out: Tensor) -> None:
         grid = (num_rows, -(-columns // _COLUMNS))
         _gather_rows_kernel[grid](
             table, idx_mapping, out, idx_mapping.shape[0], columns, BLOCK=_COLUMNS
+        )
+
+
+@triton.jit
+def _hide_columns_kernel(
+    rows, idx_mapping, computed, stride, columns, reach, span, BLOCK: tl.constexpr
+):
+    row = tl.program_id(0).to(tl.int64)
+    slot = tl.load(idx_mapping + row).to(tl.int64)
+    cursor = tl.load(computed + slot, mask=slot >= 0, other=0)
+    first = tl.maximum(cursor + 1 - reach, 0) // span
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    hidden = (column < first) & (column < columns)
+    tl.store(rows + row * stride + column, tl.zeros([BLOCK], tl.int32), mask=hidden)
+
+
+def hide_columns(
+    rows: Tensor, idx_mapping: Tensor, num_computed_tokens: Tensor, reach: int, span: int
+) -> None:
+    """See `block_table.hide_columns`; one program a row and 512 columns."""
+    num_rows, columns = rows.shape
+    if num_rows and columns:
+        grid = (num_rows, -(-columns // _COLUMNS))
+        _hide_columns_kernel[grid](
+            rows,
+            idx_mapping,
+            num_computed_tokens,
+            rows.stride(0),
+            columns,
+            reach,
+            span,
+            BLOCK=_COLUMNS,
         )
 
 

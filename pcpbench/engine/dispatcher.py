@@ -7,7 +7,7 @@ the largest token count over the PCP ranks, so that all ranks choose the same de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -60,12 +60,16 @@ def build_candidates(
     decode_query_len: int,
     max_num_seqs: int,
     max_num_tokens: int,
+    dynamic_drafts: bool = False,
 ) -> Candidates:
     """Descriptors for every capture size (SPEC 3).
 
     A FULL decode descriptor has its tokens rounded up to a multiple of the decode query length:
     size 4 with query length 3 becomes 6 tokens, 2 requests, provided 6 is not past the largest
     size. Sizes past max_num_seqs requests or past max_num_tokens are left out with a notice.
+    dynamic_drafts: decodes may have fewer tokens. Each size is then captured for all query lengths,
+    and once more for queries of any length up to the longest. Sizes that have no room for one of
+    the shorter ones are left out without a notice.
     """
     sizes = sorted(set(capture_sizes))
     largest = sizes[-1] if sizes else 0
@@ -99,6 +103,10 @@ def build_candidates(
                 )
             full = BatchExecutionDescriptor(CUDAGraphMode.FULL, tokens, num_reqs, decode_query_len)
             descriptors[full] = None
+        if dynamic_drafts:
+            limit = min(largest, max_num_tokens)
+            more = _dynamic_descriptors(size, decode_query_len, max_num_seqs, limit)
+            descriptors.update(dict.fromkeys(more))
     ordered = sorted(descriptors, key=lambda d: (-FULL_RANK[d.cg_mode], -d.num_tokens))
     return Candidates(tuple(ordered), tuple(notices))
 
@@ -111,6 +119,25 @@ def _mixed_descriptor(
     if mode.mixed_mode() is CUDAGraphMode.FULL:
         return BatchExecutionDescriptor(CUDAGraphMode.FULL, size, min(size, max_num_seqs))
     return None
+
+
+def _dynamic_descriptors(
+    size: int, longest: int, max_num_seqs: int, limit: int
+) -> Iterator[BatchExecutionDescriptor]:
+    """FULL graphs of the shorter query lengths, then the varlen one, which needs no rounding.
+
+    Size 8 with queries of at most 4 and 16 requests: 9 tokens in 3 requests, 8 in 4, 8 in 8; varlen
+    8 in 8.
+    """
+    for length in range(longest - 1, 0, -1):
+        num_reqs = -(-size // length)
+        if num_reqs * length <= limit and num_reqs <= max_num_seqs:
+            yield BatchExecutionDescriptor(
+                CUDAGraphMode.FULL, num_reqs * length, num_reqs, uniform_token_count=length
+            )
+    if size <= max_num_seqs * longest:
+        num_reqs = min(size, max_num_seqs)
+        yield BatchExecutionDescriptor(CUDAGraphMode.FULL, size, num_reqs, max_query_len=longest)
 
 
 def _unusable(size: int, why: str) -> Notice:
@@ -168,7 +195,8 @@ class Dispatcher:
             return "batch has a prefill"
         if not full:
             return "no FULL graph was captured"
-        if counts.uniform_token_count is None and self.mode.separate_routine:
+        is_varlen = any(d.max_query_len is not None for d in full)
+        if counts.uniform_token_count is None and self.mode.separate_routine and not is_varlen:
             return "queries are not uniform"
         if counts.num_reqs > max(d.num_reqs or 0 for d in full):
             return "more requests than the largest FULL graph"
@@ -194,5 +222,11 @@ def covers(
     return descriptor.uniform_token_count in (None, uniform_token_count)
 
 
-def _preference(descriptor: BatchExecutionDescriptor) -> tuple[int, int, int]:
-    return (FULL_RANK[descriptor.cg_mode], descriptor.num_tokens, descriptor.num_reqs or 0)
+def _preference(descriptor: BatchExecutionDescriptor) -> tuple[int, int, int, bool]:
+    """Smaller first; among equal ones the graph for one query length before the varlen one."""
+    return (
+        FULL_RANK[descriptor.cg_mode],
+        descriptor.num_tokens,
+        descriptor.num_reqs or 0,
+        descriptor.max_query_len is not None,
+    )

@@ -23,7 +23,9 @@ def stage_dummy_batch(worker: Worker, descriptor: BatchExecutionDescriptor) -> I
     num_reqs = descriptor.num_reqs
     if num_reqs is None:
         num_reqs = min(descriptor.num_tokens, worker.config.scheduler_config.max_num_seqs)
-    batch = InputBatch.make_dummy(num_reqs, descriptor.num_tokens, worker.input_buffers)
+    batch = InputBatch.make_dummy(
+        num_reqs, descriptor.num_tokens, worker.input_buffers, descriptor.max_query_len
+    )
     if worker.pcp_manager is not None:
         batch = worker.pcp_manager.prepare_inputs_to_capture(batch)
     worker.use_batch(batch, attention=full)

@@ -89,6 +89,7 @@ class Engine:
             decode_query_len=config.decode_query_len,
             max_num_seqs=scheduler.max_num_seqs,
             max_num_tokens=scheduler.max_num_batched_tokens,
+            dynamic_drafts=config.has_dynamic_drafts,
         )
         self.candidates: Candidates = replace(
             candidates, descriptors=add_cut_twins(candidates.descriptors, parallel)

@@ -137,12 +137,21 @@ def _poison_buffers(buffers: InputBuffers, worker: Worker) -> None:
 
 
 def _poison_columns(worker: Worker, group: int, foreign: int) -> None:
-    """Columns past the last block of each request slot, and whole rows of free slots."""
+    """Columns past the last block of each request slot, and whole rows of free slots.
+
+    With a sliding window, those of blocks that were given back, too.
+    """
     table: Tensor = worker.block_tables.block_tables[group]
     held = np.zeros(table.shape[0], dtype=np.int64)
     taken = list(worker.request_state.req_id_to_index.values())
     held[taken] = worker.block_tables.num_blocks_np[group, taken]
-    unread = np.arange(table.shape[1]) >= held[:, None]
+    columns = np.arange(table.shape[1])
+    unread = columns >= held[:, None]
+    tables, reach = worker.block_tables, worker.block_tables.sliding_window_reach[group]
+    if reach and taken:
+        span = tables.block_sizes[group] * tables.group_cp_size(group)
+        computed = worker.request_state.num_computed_tokens.cpu().numpy()[taken]
+        unread[taken] |= columns < (np.maximum(computed + 1 - reach, 0) // span)[:, None]
     table.masked_fill_(torch.from_numpy(unread).to(table.device), foreign)
 
 

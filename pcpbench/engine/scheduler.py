@@ -9,18 +9,17 @@ too: the drafts are chosen later so that it comes true. Imports no torch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from pcpbench.engine.block_pool import BlockPool
+from pcpbench.engine.plan_limits import flag, resolve_limits
 from pcpbench.errors import UsageError
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
-from pcpbench.scenarios.acceptance import num_accepted
-from pcpbench.scenarios.fields import field_problem
-from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
+from pcpbench.scenarios.acceptance import num_accepted, num_drafts
+from pcpbench.scenarios.limits import blocks_for, request_problem
 from pcpbench.scenarios.prompts import prompt_token_ids
 from pcpbench.scenarios.schema import Limits, RequestSpec, Scenario
 
@@ -33,7 +32,8 @@ class Request:
 
     prefill_len: tokens known at its last admission, to be prefilled before it decodes.
     num_computed_tokens: tokens with KV in the cache. num_output_tokens: tokens sampled so far.
-    block_ids: one list a KV group.
+    block_ids: one list a KV group, of the blocks that it holds; num_freed: how many before these it
+    held and gave back, one entry a group.
     """
 
     req_id: str
@@ -43,6 +43,7 @@ class Request:
     num_computed_tokens: int = 0
     num_output_tokens: int = 0
     block_ids: list[list[int]] = field(default_factory=list)
+    num_freed: list[int] = field(default_factory=list)
 
     @property
     def prompt_len(self) -> int:
@@ -57,15 +58,17 @@ class Request:
 
 @dataclass
 class _Step:
-    """The step being put together. budget: tokens that may still be scheduled.
+    """The step being put together: its place in the plan, and tokens that may still be scheduled.
 
     scheduled keeps the order of scheduling: decodes, running prefills, then admissions.
     """
 
+    index: int
     budget: int
     scheduled: dict[str, tuple[Request, ScheduledRequest]] = field(default_factory=dict)
     admitted: list[NewRequest] = field(default_factory=list)
     new_block_ids: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    freed_block_ids: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     preempted: list[str] = field(default_factory=list)
 
 
@@ -74,26 +77,34 @@ class Scheduler:
 
     A step holds the decodes, then the prefills, each in order of admission; prefills are cut to the
     tokens that are left. When blocks run out, the request admitted last gives its own back and
-    waits at the head of the queue, to be prefilled again from its tokens so far.
+    waits at the head of the queue, to be prefilled again from its tokens so far. Blocks that lie
+    before a sliding window for good are free from the next step on, while their request runs.
+    groups_and_spans: each KV group and how many positions one of its block ids stands for.
     """
 
     def __init__(
         self,
         limits: Limits,
         *,
-        block_span: int,
-        num_kv_groups: int = 1,
+        kv_groups: Sequence[KVGroup] = ONE_GROUP,
+        dcp_size: int = 1,
         num_speculative_tokens: int = 0,
         accepts: Callable[[Request, int], int] = lambda request, num_drafts: num_drafts,
+        drafts: Callable[[Request, int], int] | None = None,
     ) -> None:
-        """block_span: positions of one block id. num_speculative_tokens: draft tokens of a decode.
+        """dcp_size: ranks that share the positions of a sharded KV group.
 
-        accepts: how many of its draft tokens a request accepts in its next step.
+        num_speculative_tokens: draft tokens of a decode.
+
+        accepts: how many of its draft tokens a request accepts in its next step. drafts: how many a
+        request verifies in the step of this index; all by default.
         """
         self._limits = limits
-        self._block_span = block_span
-        self._num_kv_groups = num_kv_groups
-        self._num_speculative_tokens, self._accepts = num_speculative_tokens, accepts
+        self.groups_and_spans = tuple(
+            (group, group.span(limits.block_size, dcp_size)) for group in kv_groups
+        )
+        self._accepts = accepts
+        self._drafts = drafts or (lambda request, index: num_speculative_tokens)
         self._pool = BlockPool(limits.num_blocks)
         self._waiting: deque[Request] = deque()
         self._running: list[Request] = []
@@ -110,8 +121,10 @@ class Scheduler:
 
     def schedule(self, index: int, time_s: float) -> StepPlan:
         """The next step, taken as done: its tokens count as computed and sampled afterwards."""
-        step = _Step(budget=self._limits.max_num_batched_tokens)
+        step = _Step(index, budget=self._limits.max_num_batched_tokens)
         finished, self._finished = self._finished, []
+        for request in self._running:
+            self._recycle(request, step)
         self._schedule_running(step)
         if not step.preempted:
             self._admit(step)
@@ -120,6 +133,7 @@ class Scheduler:
             scheduled=tuple(share for _, share in step.scheduled.values()),
             new_requests=tuple(step.admitted),
             new_block_ids=step.new_block_ids,
+            freed_block_ids=step.freed_block_ids,
             finished_req_ids=tuple(finished),
             preempted_req_ids=tuple(step.preempted),
             idle=not step.scheduled,
@@ -136,25 +150,25 @@ class Scheduler:
         max_num_seqs x (1 + num_speculative_tokens) leaves each decode its tokens.
         """
         for request in list(self._running):
-            num_tokens = min(self._num_wanted(request), step.budget)
+            num_tokens = min(self._num_wanted(request, index=step.index), step.budget)
             if request in self._running and num_tokens:
                 self._make_room(request, num_tokens, step)
             if request in self._running and num_tokens:
                 self._take(request, num_tokens, step)
 
-    def _num_wanted(self, request: Request) -> int:
+    def _num_wanted(self, request: Request, index: int) -> int:
         """A decode takes one token and its drafts, fewer of them where the sequence must end."""
         if request.is_prefilling:
             return request.prefill_len - request.num_computed_tokens
         room = self._limits.max_model_len - request.num_computed_tokens
-        return min(1 + self._num_speculative_tokens, room)
+        return min(1 + self._drafts(request, index), room)
 
     def _make_room(self, request: Request, num_tokens: int, step: _Step) -> None:
         """Preempt from the end of the admission order until `request` fits; it may be itself.
 
         Nobody admitted after `request` has got anything in this step yet.
         """
-        while self._num_missing_blocks(request, num_tokens) > self._pool.num_free:
+        while sum(self._missing_blocks(request, num_tokens)) > self._pool.num_free:
             victim = self._running.pop()
             self._preempt(victim, step)
             if victim is request:
@@ -163,6 +177,7 @@ class Scheduler:
     def _preempt(self, victim: Request, step: _Step) -> None:
         """All KV of the victim is lost, its outputs are kept."""
         step.preempted.append(victim.req_id)
+        step.freed_block_ids.pop(victim.req_id, None)  # all of its blocks go back
         self._release(victim)
         victim.num_computed_tokens = 0
         self._waiting.appendleft(victim)
@@ -173,10 +188,11 @@ class Scheduler:
             request = self._waiting[0]
             request.prefill_len = request.prompt_len + request.num_output_tokens
             num_tokens = min(request.prefill_len, step.budget)
-            if self._num_missing_blocks(request, num_tokens) > self._pool.num_free:
+            if sum(self._missing_blocks(request, num_tokens)) > self._pool.num_free:
                 return
             self._running.append(self._waiting.popleft())
-            request.block_ids = [[] for _ in range(self._num_kv_groups)]
+            request.block_ids = [[] for _ in self.groups_and_spans]
+            request.num_freed = [0 for _ in self.groups_and_spans]
             step.admitted.append(
                 NewRequest(
                     req_id=request.req_id,
@@ -189,9 +205,9 @@ class Scheduler:
 
     def _take(self, request: Request, num_tokens: int, step: _Step) -> None:
         """Give tokens and the blocks for their KV; the room has been made."""
-        num_per_group = self._num_missing_blocks(request, num_tokens) // self._num_kv_groups
-        if num_per_group:
-            new_ids = tuple(self._pool.take(num_per_group) for _ in request.block_ids)
+        missing = self._missing_blocks(request, num_tokens)
+        if any(missing):
+            new_ids = tuple(self._pool.take(count) for count in missing)
             step.new_block_ids[request.req_id] = new_ids
             for ids, new in zip(request.block_ids, new_ids, strict=True):
                 ids.extend(new)
@@ -213,16 +229,36 @@ class Scheduler:
             num_accepted_tokens=accepted,
         )
 
-    def _num_missing_blocks(self, request: Request, num_tokens: int) -> int:
-        """Blocks over all groups; 2 groups, span 16, 15 computed + 2 scheduled: 2 x (2 - 1) = 2."""
-        num_held = len(request.block_ids[0]) if request.block_ids else 0
-        num_needed = blocks_for(request.num_computed_tokens + num_tokens, self._block_span)
-        return self._num_kv_groups * (num_needed - num_held)
+    def _missing_blocks(self, request: Request, num_tokens: int) -> list[int]:
+        """Blocks to get, one number a group; span 16, 15 computed + 2 scheduled: 2 - 1 = 1."""
+        num_positions = request.num_computed_tokens + num_tokens
+        needed = [blocks_for(num_positions, span) for _, span in self.groups_and_spans]
+        if not request.block_ids:
+            return needed
+        held = map(len, request.block_ids)
+        return [n - h - f for n, h, f in zip(needed, held, request.num_freed, strict=True)]
+
+    def _recycle(self, request: Request, step: _Step) -> None:
+        """Give back the blocks that no query of this step or a later one sees.
+
+        The next query stands at num_computed_tokens, rejected drafts being taken off already: with
+        40 computed and a window of 24, positions 0 .. 16 are unseen, which is one block of 16.
+        """
+        freed = []
+        for index, (group, span) in enumerate(self.groups_and_spans):
+            num_unseen = group.num_unseen(request.num_computed_tokens) // span
+            count = num_unseen - request.num_freed[index]
+            freed.append(tuple(request.block_ids[index][:count]))
+            del request.block_ids[index][:count]
+            request.num_freed[index] += count
+            self._pool.give_back(list(freed[-1]))
+        if any(freed):
+            step.freed_block_ids[request.req_id] = tuple(freed)
 
     def _release(self, request: Request) -> None:
         for ids in request.block_ids:
             self._pool.give_back(ids)
-        request.block_ids = []
+        request.block_ids, request.num_freed = [], []
 
     def _advance(self, step: _Step) -> None:
         """Count the step as done; requests with all their outputs leave and free their blocks."""
@@ -248,22 +284,24 @@ def make_plan(
     num_blocks: int | None = None,
     block_size: int | None = None,
     seed: int = 0,
-    num_kv_groups: int = 1,
+    kv_groups: Sequence[KVGroup] = ONE_GROUP,
     num_speculative_tokens: int = 0,
+    dynamic_spec: str = "off",
 ) -> ScenarioPlan:
     """All steps of a scenario; a limit that is given wins over the scenario's own.
 
     With max_num_seqs alone given, a smaller token budget of the scenario is raised to it.
-    One block id stands for block_size x dcp_size positions and `num_blocks` stays as it is, so DCP
-    multiplies the capacity, as it does in a deployment. Where blocks are not scarce the steps are
-    the same for every dcp_size; only the block ids differ. The KV groups share one pool: no two
-    groups ever hold the same id. The last step is idle and hands back the requests that finished
-    before it, so a worker ends empty. num_speculative_tokens: draft tokens that every decode
-    verifies; the token budget is raised where it has no room for them. Raises UsageError for limits
-    that exclude each other and for a request that could never finish under them.
+    One block id of a sharded KV group stands for block_size x dcp_size positions and `num_blocks`
+    stays as it is, so DCP multiplies the capacity, as it does in a deployment. Where blocks are not
+    scarce the steps are the same for every dcp_size; only the block ids differ. The KV groups share
+    one pool: no two groups ever hold the same id. The last step is idle and hands back the requests
+    that finished before it, so a worker ends empty. num_speculative_tokens: draft tokens that every
+    decode verifies; the token budget is raised where it has no room for them. dynamic_spec: whether
+    decodes verify fewer of them (`acceptance.num_drafts`). Raises UsageError for
+    limits that exclude each other and for a request that could never finish under them.
     """
     query_len = 1 + num_speculative_tokens
-    limits = _resolve_limits(
+    limits = resolve_limits(
         scenario.limits,
         {
             "max_num_seqs": max_num_seqs,
@@ -274,29 +312,37 @@ def make_plan(
         },
         query_len,
     )
-    block_span = limits.block_size * dcp_size
     specs = sorted(scenario.expand(), key=lambda spec: spec.arrival_step)
     for spec in specs:
         problem = request_problem(
             spec.prompt_len,
             spec.output_len,
             limits,
-            block_span,
-            num_kv_groups,
+            dcp_size,
+            kv_groups,
             num_speculative_tokens,
         )
         if problem is not None:
             raise UsageError(
-                f"{_flag(problem.field)} {problem.reason} (request {spec.req_id!r} of scenario "
+                f"{flag(problem.field)} {problem.reason} (request {spec.req_id!r} of scenario "
                 f"{scenario.name!r})."
             )
     scheduler = Scheduler(
         limits,
-        block_span=block_span,
-        num_kv_groups=num_kv_groups,
+        kv_groups=kv_groups,
+        dcp_size=dcp_size,
         num_speculative_tokens=num_speculative_tokens,
-        accepts=lambda request, num_drafts: num_accepted(
-            scenario.name, request.req_id, request.num_output_tokens, num_drafts, seed
+        accepts=lambda request, count: num_accepted(
+            scenario.name, request.req_id, request.num_output_tokens, count, seed
+        ),
+        drafts=lambda request, index: num_drafts(
+            scenario.name,
+            request.req_id,
+            request.num_output_tokens,
+            num_speculative_tokens,
+            dynamic_spec,
+            index,
+            seed,
         ),
     )
     arrivals = deque(
@@ -309,11 +355,17 @@ def make_plan(
         max_num_batched_tokens=limits.max_num_batched_tokens,
         max_model_len=limits.max_model_len,
         num_blocks=limits.num_blocks,
-        block_sizes=(block_span,) * num_kv_groups,
+        block_sizes=tuple(group.span(limits.block_size, dcp_size) for group in kv_groups),
         vocab_size=vocab_size,
         arrivals_s={spec.req_id: spec.arrival_s for spec in specs},
         requests=tuple(_asked(scenario, vocab_size, seed)),
+        sliding_windows=_windows(kv_groups),
     )
+
+
+def _windows(kv_groups: Sequence[KVGroup]) -> tuple[int, ...]:
+    windows = tuple(group.sliding_window for group in kv_groups)
+    return windows if any(windows) else ()
 
 
 def _run_clock(
@@ -342,33 +394,6 @@ def _run_clock(
         clock += 1
     steps.append(scheduler.schedule(len(steps), clock * scenario.step_time_s))
     return steps
-
-
-def _resolve_limits(limits: Limits, overrides: dict[str, int | None], query_len: int) -> Limits:
-    """The limits of a plan whose decodes have query_len tokens."""
-    given = {name: value for name, value in overrides.items() if value is not None}
-    for name, value in given.items():
-        reason = field_problem(Limits, name, value)
-        if reason is not None:
-            raise UsageError(f"{_flag(name)} {reason}.")
-    num_seqs = given.get("max_num_seqs", limits.max_num_seqs if query_len > 1 else 0)
-    budget = max(limits.max_num_batched_tokens, num_seqs * query_len)
-    given.setdefault("max_num_batched_tokens", budget)
-    resolved = msgspec.structs.replace(limits, **given)
-    if query_len > 1 and resolved.max_num_batched_tokens < resolved.max_num_seqs * query_len:
-        raise UsageError(
-            f"--max-num-batched-tokens is {resolved.max_num_batched_tokens}: "
-            f"{resolved.max_num_seqs} decodes of {query_len} tokens need "
-            f"{resolved.max_num_seqs * query_len}."
-        )
-    problem = limits_problem(resolved)
-    if problem is not None:
-        raise UsageError(f"{_flag(problem.field)} {problem.reason}.")
-    return resolved
-
-
-def _flag(field_name: str) -> str:
-    return "--" + field_name.replace("_", "-")
 
 
 def _request(scenario: str, spec: RequestSpec, vocab_size: int, seed: int) -> Request:

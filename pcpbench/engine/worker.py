@@ -81,17 +81,22 @@ class Worker:
             vocab_size=model.shape.vocab_size,
             device=device,
         )
+        groups_of_layers = model.shape.kv_groups
+        block_sizes = cache.block_sizes(len(groups_of_layers))
         self.block_tables = BlockTables(
-            block_sizes=[cache.block_size],
+            block_sizes=block_sizes,
             max_num_reqs=max_num_reqs,
             max_num_batched_tokens=max_num_tokens,
             max_num_blocks_per_group=[
-                math.ceil(max_model_len / (cache.block_size * world.dcp_size))
+                math.ceil(max_model_len / group.span(block_size, world.dcp_size))
+                for group, block_size in zip(groups_of_layers, block_sizes, strict=True)
             ],
             device=device,
             cp_size=world.dcp_size,
             cp_rank=self.dcp_rank,
             cp_interleave=self.cp_interleave,
+            dcp_sharded=[group.dcp_sharded for group in groups_of_layers],
+            sliding_window_reach=[group.sliding_window for group in groups_of_layers],
         )
         self.input_buffers = InputBuffers(max_num_reqs, max_num_tokens, device)
         self.pcp_manager: PCPManager | None = None
@@ -112,7 +117,7 @@ class Worker:
         self.kv_caches = allocate_kv_caches(
             shape.num_hidden_layers,
             cache.num_gpu_blocks,
-            cache.block_size,
+            [block_sizes[group] for group in shape.layer_groups] or block_sizes[0],
             shape.latent_dim,
             model.dtype,
             device,
@@ -137,6 +142,7 @@ class Worker:
             cp_interleave=self.cp_interleave,
             dcp_backend=parallel.dcp_comm_backend,
             kv_caches=self.kv_caches,
+            kv_groups=shape.layer_groups,
             selected=selected,
         )
         if parallel.enable_expert_parallel:
@@ -230,11 +236,14 @@ class Worker:
         )
         self.local_batch = batch
         self._prepare_dcp_lens(batch)
+        cursors = self.request_state.num_computed_tokens
         if self.pcp_manager is not None:
-            tables, slots = self.pcp_manager.prepare_attn(batch)
+            tables, slots = self.pcp_manager.prepare_attn(batch, cursors)
         else:
             tables = self.block_tables.gather_block_tables(
-                batch.idx_mapping, batch.num_reqs_after_padding
+                batch.idx_mapping,
+                batch.num_reqs_after_padding,
+                num_computed_tokens=cursors,
             )
             slots = self.block_tables.compute_slot_mappings(
                 batch.idx_mapping,
@@ -367,9 +376,13 @@ class Worker:
                 tokens,
             )
         samples = np.array([request.samples for request in plan.scheduled], dtype=np.bool_)
+        computed = np.array([request.num_computed_tokens for request in plan.scheduled])
         self.request_state.post_update(
             batch.idx_mapping_np, batch.num_scheduled_tokens, samples, tokens
         )
+        # Where the step before had drafts the host knows by now what became of them.
+        after = computed + batch.num_scheduled_tokens
+        self.request_state.num_computed_tokens_np[batch.idx_mapping_np] = after
         return None
 
 

@@ -66,6 +66,8 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm 37164", "vllm 45357", "LMCache 2327")),
     "K37": FaultClass("a shape that should have a whole graph has none",
                       ("vllm-ascend 16049", "vllm 37865")),
+    "K40": FaultClass("a KV group is given another one's blocks, shards or window",
+                      ("vllm 42273", "vllm 30887", "sglang 25834")),
 }  # fmt: skip
 
 PCP: Final = Setting()
@@ -102,6 +104,8 @@ def shipped(
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
         needs_microbatch=setting.microbatch,
+        needs_dynamic_spec=setting.dynamic_spec != "off",
+        needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
         needs_sparse=model_shape(setting.model).is_sparse,
         needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,
         needs_experts=bool(model_shape(setting.model).moe_layers),

@@ -41,8 +41,8 @@ class Setting:
     candidate: `full` or `full_and_piecewise`. capture_sizes: as on the command line, None for the
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
     draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
-    dcp_backend: how partial attention is merged. expert_parallel, all2all_backend: as on the
-    command line.
+    dynamic_spec: whether decodes verify fewer drafts, as on the command line. dcp_backend: how
+    partial attention is merged. expert_parallel, all2all_backend: as on the command line.
     """
 
     pcp: int = 2
@@ -56,6 +56,7 @@ class Setting:
     spec_tokens: int = 0
     microbatch: bool = False
     model: str = "tiny"
+    dynamic_spec: str = "off"
     dcp_backend: str = "ag_rs"
     expert_parallel: bool = False
     all2all_backend: str | None = None
@@ -69,6 +70,8 @@ class Setting:
             parts.append(f"interleave {self.interleave}")
         if self.spec_tokens:
             parts.append(f"spec-tokens {self.spec_tokens}")
+        if self.dynamic_spec != "off":
+            parts.append(f"dynamic-spec {self.dynamic_spec}")
         if self.microbatch:
             parts.append("microbatch")
         if self.model != "tiny":
@@ -179,9 +182,10 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_tp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_sparse,
-    needs_dcp_backend, needs_experts: what a setting must have for the fault to exist.
-    needs_backend: expert parallelism with this one.
+    min_pcp, min_tp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
+    needs_dynamic_spec, needs_sparse, needs_dcp_backend, needs_experts: what a setting must have for
+    the fault to exist; a model with several KV groups, draft tokens that vary in number, sparse
+    attention. needs_backend: expert parallelism with this one.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -200,6 +204,8 @@ class Fault:
     max_pcp: int | None = None
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
+    needs_kv_groups: bool = False
+    needs_dynamic_spec: bool = False
     needs_sparse: bool = False
     needs_dcp_backend: str | None = None
     needs_experts: bool = False
@@ -221,11 +227,19 @@ class Fault:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
-        if self.needs_sparse and not model_shape(setting.model).is_sparse:
+        if self.needs_dynamic_spec and setting.dynamic_spec == "off":
+            return "needs --dynamic-spec"
+        return self._lacks_attention(setting) or self._lacks_experts(setting)
+
+    def _lacks_attention(self, setting: Setting) -> str:
+        shape = model_shape(setting.model)
+        if self.needs_kv_groups and len(shape.kv_groups) == 1:
+            return "needs a model with several KV groups, such as tiny-swa"
+        if self.needs_sparse and not shape.is_sparse:
             return "needs a model of sparse attention, such as tiny-sparse"
         if self.needs_dcp_backend not in (None, setting.dcp_backend):
             return f"needs dcp-backend {self.needs_dcp_backend}"
-        return self._lacks_experts(setting)
+        return ""
 
     def _lacks_experts(self, setting: Setting) -> str:
         count, backend = model_shape(setting.model).n_routed_experts, None

@@ -15,7 +15,7 @@ Shape letters: T tokens, H heads, R rows (requests), D = kv_lora_rank + rotary p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +30,7 @@ _SCHEMAS = (
     "kv_cache_write(Tensor kv, Tensor slot_mapping, Tensor(a!) kv_cache) -> ()",
     "mla_attention(Tensor q, Tensor kv_cache, Tensor block_table, Tensor query_start_loc, "
     "Tensor seq_lens, Tensor? dcp_local_seq_lens, float scale, int kv_lora_rank, int dcp_size, "
-    "int dcp_rank, int cp_interleave, Tensor(a!) out, Tensor(b!) lse) -> ()",
+    "int dcp_rank, int cp_interleave, int sliding_window, Tensor(a!) out, Tensor(b!) lse) -> ()",
 )
 for _schema in _SCHEMAS:
     _LIBRARY.define(_schema)  # type: ignore[no-untyped-call]
@@ -64,6 +64,7 @@ def mla_attention(
     dcp_size: int,
     dcp_rank: int,
     cp_interleave: int,
+    sliding_window: int,
     out: Tensor,
     lse: Tensor,
 ) -> None:
@@ -84,6 +85,10 @@ def mla_attention(
     The row's local length is 3 (positions 2, 3, 6). Token 2 (position 6) sees 3 keys, token 1
     (position 5) sees 3 - 1 = 2, as 6 comes after it; token 0 (position 4) also sees 2.
 
+    sliding_window: how many positions a query sees, its own among them; 0 for all. A query at 40
+    with a window of 24 sees 17 .. 40; under DCP, those of them that this rank owns. Table columns
+    before the window of a row's first query are not read.
+
     Tokens that see nothing and tokens past query_start_loc[R] get out = 0 and lse = -inf; rows
     without tokens are skipped. Nothing but a token's own visible keys can reach its result:
     unread slots, the null block and table columns past a row's last block may hold anything
@@ -101,6 +106,7 @@ def mla_attention(
         dcp_size,
         dcp_rank,
         cp_interleave,
+        sliding_window,
         out,
         lse,
     )
@@ -150,33 +156,44 @@ def _mla_attention_cpu(
     dcp_size: int,
     dcp_rank: int,
     cp_interleave: int,
+    sliding_window: int,
     out: Tensor,
     lse: Tensor,
 ) -> None:
     starts, lengths = query_start_loc.tolist(), seq_lens.tolist()
     local = lengths if dcp_local_seq_lens is None else dcp_local_seq_lens.tolist()
     capacity = block_table.shape[1] * kv_cache.shape[1]
+    dcp = (dcp_size, dcp_rank, cp_interleave)
     # Rows of one query length are computed together, whatever padding stands around them: the
     # same real rows make the same calls and so the same bits.
     groups: dict[int, list[int]] = {}
+    firsts = [0] * len(local)
     for row, num_keys in enumerate(local):
         num_queries = starts[row + 1] - starts[row]
-        if num_queries > 0 and num_keys > 0:
+        if sliding_window and num_queries > 0:
+            firsts[row] = int(_num_owned(_unseen(lengths[row] - num_queries, sliding_window), *dcp))
+        if num_queries > 0 and min(num_keys, capacity) > firsts[row]:
             groups.setdefault(num_queries, []).append(row)
     if sum(num_queries * len(rows) for num_queries, rows in groups.items()) != q.shape[0]:
         out.zero_()
         lse.fill_(-torch.inf)
     for num_queries, rows in groups.items():
-        num_keys = [min(local[row], capacity) for row in rows]
-        visible = np.array(num_keys)[:, None]
+        first = [firsts[row] for row in rows]
+        num_keys = [min(local[row], capacity) - firsts[row] for row in rows]
+        before, visible = None, np.array(num_keys)[:, None]
         if num_queries > 1:
             ends = np.array([lengths[row] for row in rows])[:, None]
-            behind = _owned_behind(ends, num_queries, dcp_size, dcp_rank, cp_interleave)
-            visible = np.maximum(visible - behind, 0)
+            visible = np.maximum(visible - _owned_behind(ends, num_queries, *dcp), 0)
+            if sliding_window:
+                places = ends - np.arange(num_queries, 0, -1)
+                before = _num_owned(_unseen(places, sliding_window), *dcp)
+                before -= np.array(first)[:, None]
+                visible = np.where(visible > before, visible, 0)
+                before = np.where(visible, before, 0)
         table = block_table.numpy()[_run(rows, 1)]
-        keys = _gather_keys(kv_cache, table, num_keys)
+        keys = _gather_keys(kv_cache, table, num_keys, first)
         tokens = _run([starts[row] for row in rows], num_queries)
-        _attend_group(q, keys, tokens, visible, scale, kv_lora_rank, out, lse)
+        _attend_group(q, keys, tokens, before, visible, scale, kv_lora_rank, out, lse)
 
 
 def _run(starts: list[int], length: int) -> slice | IntArray:
@@ -192,23 +209,42 @@ def _owned_behind(
 ) -> IntArray:
     """How many positions after each query token this rank owns; seq_lens [rows, 1]."""
     upto = seq_lens - np.arange(num_queries - 1, -1, -1)
-    period = dcp_size * cp_interleave
-    share = np.clip(upto % period - dcp_rank * cp_interleave, 0, cp_interleave)
-    owned = upto // period * cp_interleave + share
+    owned = _num_owned(upto, dcp_size, dcp_rank, cp_interleave)
     behind: IntArray = owned[:, -1:] - owned
     return behind
 
 
-def _gather_keys(kv_cache: Tensor, table: IntArray, num_keys: list[int]) -> Tensor:
-    """The local keys of each row, [rows, longest, D] in float32; num_keys: one count a row.
+def _num_owned(upto: Any, dcp_size: int, dcp_rank: int, cp_interleave: int) -> IntArray:
+    """How many of the first `upto` positions this rank owns; a number or an array of them."""
+    period = dcp_size * cp_interleave
+    share = np.clip(upto % period - dcp_rank * cp_interleave, 0, cp_interleave)
+    owned: IntArray = upto // period * cp_interleave + share
+    return owned
 
-    Shorter rows repeat their first key at the end. That keeps slots and table columns which a row
-    must not read out of the arithmetic: a zero weight times a NaN would be a NaN.
+
+def _unseen(position: Any, sliding_window: int) -> Any:
+    """How many positions a query at `position` does not see: 17 at 40 with a window of 24."""
+    return np.maximum(position + 1 - sliding_window, 0)
+
+
+def _gather_keys(
+    kv_cache: Tensor, table: IntArray, num_keys: list[int], first: Sequence[int] = ()
+) -> Tensor:
+    """The local keys of each row, [rows, longest, D] in float32.
+
+    num_keys: one count a row. first: index of each row's first key; of all, 0 by default. Shorter
+    rows repeat their first key at the end. That keeps slots and table columns which a row must not
+    read out of the arithmetic: a zero weight times a NaN would be a NaN.
     """
     block_size, width = kv_cache.shape[1:]
     longest = max(num_keys)
-    blocks = table[:, : -(-longest // block_size), None] * block_size
-    slots = (blocks + np.arange(block_size)).reshape(len(table), -1)[:, :longest]
+    if any(first):
+        index = np.array(first)[:, None] + np.arange(longest)
+        columns = np.minimum(index // block_size, table.shape[1] - 1)
+        slots = np.take_along_axis(table, columns, 1) * block_size + index % block_size
+    else:
+        blocks = table[:, : -(-longest // block_size), None] * block_size
+        slots = (blocks + np.arange(block_size)).reshape(len(table), -1)[:, :longest]
     if min(num_keys) != longest:
         seen = np.arange(longest) < np.array(num_keys)[:, None]
         slots = np.where(seen, slots, slots[:, :1])
@@ -221,23 +257,26 @@ def _attend_group(
     q: Tensor,
     keys: Tensor,
     tokens: slice | IntArray,
+    before: IntArray | None,
     visible: IntArray,
     scale: float,
     kv_lora_rank: int,
     out: Tensor,
     lse: Tensor,
 ) -> None:
-    """Attention of rows with equally many query tokens; visible: keys seen, [rows, queries].
+    """Attention of rows with equally many query tokens; it sees keys [before, visible).
 
-    tokens: where the rows' tokens lie in q, out and lse; a slice spares three copies.
+    before, visible: [rows, queries], both 0 for a query that sees nothing; before is None where all
+    see from the first key on. tokens: where the rows' tokens lie in q, out and lse; a slice spares
+    three copies.
     """
     (num_rows, num_queries), (_, num_heads, width) = visible.shape, q.shape
     index = tokens if isinstance(tokens, slice) else torch.from_numpy(tokens)
     queries = q[index].float().view(num_rows, num_queries * num_heads, width)
-    hidden = _hidden(visible, keys.shape[1], num_heads)
+    hidden = _hidden(before, visible, keys.shape[1], num_heads)
     values, sums = _softmax_values(queries, keys, hidden, scale, kv_lora_rank)
     if num_queries > 1 and bool(values.isnan().any()):
-        values, sums = _without_unseen(queries, keys, visible, hidden, scale, kv_lora_rank)
+        values, sums = _without_unseen(queries, keys, before, visible, hidden, scale, kv_lora_rank)
     values = values.view(-1, num_heads, kv_lora_rank)
     sums = sums.view(-1, num_heads)
     if num_queries > 1 and not visible.all():  # some token sees nothing
@@ -247,13 +286,17 @@ def _attend_group(
     lse[index] = sums
 
 
-def _hidden(visible: IntArray, num_keys: int, num_heads: int) -> Tensor | None:
+def _hidden(
+    before: IntArray | None, visible: IntArray, num_keys: int, num_heads: int
+) -> Tensor | None:
     """True where a query must not see a key: [rows, 1 or queries x heads, num_keys].
 
     None when all see all. A query that sees nothing is given everything, to stay finite; its
     result is overwritten.
     """
     hidden = np.arange(num_keys) >= np.where(visible, visible, num_keys)[:, :, None]
+    if before is not None:
+        hidden |= np.arange(num_keys) < before[:, :, None]
     if not hidden.any():
         return None
     if visible.shape[1] > 1:
@@ -277,6 +320,7 @@ def _softmax_values(
 def _without_unseen(
     queries: Tensor,
     keys: Tensor,
+    before: IntArray | None,
     visible: IntArray,
     hidden: Tensor | None,
     scale: float,
@@ -284,14 +328,17 @@ def _without_unseen(
 ) -> tuple[Tensor, Tensor]:
     """The same calls on finite keys; then NaN where a query does see a key that is not finite.
 
-    An earlier query token must not inherit the NaN of a later one's key through a zero weight.
+    A query token must not inherit the NaN of another one's key through a zero weight.
     """
     finite = keys.isfinite()
     cleaned = torch.where(finite, keys, 0.0)
     values, sums = _softmax_values(queries, cleaned, hidden, scale, kv_lora_rank)
     num_bad = (~finite.all(-1)).long().cumsum(-1)
     last = torch.from_numpy(np.maximum(visible - 1, 0))
-    touched = num_bad.gather(1, last) > 0
+    seen_bad = num_bad.gather(1, last)
+    if before is not None:
+        seen_bad -= torch.nn.functional.pad(num_bad, (1, 0)).gather(1, torch.from_numpy(before))
+    touched = seen_bad > 0
     touched = touched.repeat_interleave(queries.shape[1] // visible.shape[1], 1)
     return values.masked_fill(touched.unsqueeze(-1), torch.nan), sums.masked_fill(
         touched, torch.nan

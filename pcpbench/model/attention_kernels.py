@@ -80,13 +80,30 @@ def _num_visible(
 
 
 @triton.jit
+def _num_unseen(
+    token, row, starts, seq_lens, num_rows,
+    SHARDED: tl.constexpr, dcp_size: tl.constexpr, dcp_rank: tl.constexpr,
+    interleave: tl.constexpr, WINDOW: tl.constexpr,
+):  # fmt: skip
+    """How many local keys of its row lie before a token's window; 0 without one."""
+    unseen = 0
+    if row < num_rows:
+        upto = tl.load(seq_lens + row) - (tl.load(starts + row + 1) - 1 - token)
+        if WINDOW > 0:
+            unseen = tl.maximum(upto - WINDOW, 0)
+            if SHARDED:
+                unseen = _owned(unseen, dcp_size, dcp_rank, interleave)
+    return unseen
+
+
+@triton.jit
 def _mla_attention_kernel(
     q, cache, table, starts, seq_lens, local_lens, out, lse,
     num_rows, max_blocks, num_heads, scale,
     q_stride_t, q_stride_h, out_stride_t, out_stride_h, table_stride,
     rank_c: tl.constexpr, rope: tl.constexpr, block_size: tl.constexpr,
     SHARDED: tl.constexpr, dcp_size: tl.constexpr, dcp_rank: tl.constexpr,
-    interleave: tl.constexpr,
+    interleave: tl.constexpr, WINDOW: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_H: tl.constexpr, BLOCK_C: tl.constexpr,
     BLOCK_P: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
@@ -94,6 +111,10 @@ def _mla_attention_kernel(
     row, visible = _num_visible(
         token, starts, seq_lens, local_lens, num_rows,
         SHARDED, dcp_size, dcp_rank, interleave, BLOCK_R,
+    )  # fmt: skip
+    before = _num_unseen(
+        token, row, starts, seq_lens, num_rows,
+        SHARDED, dcp_size, dcp_rank, interleave, WINDOW,
     )  # fmt: skip
     visible = tl.minimum(visible, max_blocks * block_size)
     head = tl.program_id(1) * BLOCK_H + tl.arange(0, BLOCK_H)
@@ -106,7 +127,7 @@ def _mla_attention_kernel(
     top = tl.full([BLOCK_H], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_H], tl.float32)
     acc = tl.zeros([BLOCK_H, BLOCK_C], tl.float32)
-    for first in range(0, visible, BLOCK_N):
+    for first in range(before, visible, BLOCK_N):
         key = first + tl.arange(0, BLOCK_N)
         seen = key < visible
         # Masked loads: what a token does not see is never read, so its NaN cannot arrive.
@@ -127,7 +148,7 @@ def _mla_attention_kernel(
         acc = tl.dot(weight.to(k_c.dtype), k_c, acc=acc, input_precision="ieee")
         top = high
 
-    empty = visible <= 0
+    empty = visible <= before
     value = acc / tl.where(empty, 1.0, total)[:, None]
     summed = tl.where(empty, float("-inf"), top + tl.log(tl.where(empty, 1.0, total)))
     out_at = out + token.to(tl.int64) * out_stride_t + head[:, None] * out_stride_h
@@ -147,6 +168,7 @@ def mla_attention(
     dcp_size: int,
     dcp_rank: int,
     cp_interleave: int,
+    sliding_window: int,
     out: Tensor,
     lse: Tensor,
 ) -> None:
@@ -172,5 +194,5 @@ def mla_attention(
         num_rows, max_blocks, num_heads, scale,
         q.stride(0), q.stride(1), out.stride(0), out.stride(1), block_table.stride(0),
         kv_lora_rank, width - kv_lora_rank, kv_cache.shape[1],
-        sharded, dcp_size, dcp_rank, cp_interleave, **sizes,
+        sharded, dcp_size, dcp_rank, cp_interleave, sliding_window, **sizes,
     )  # fmt: skip

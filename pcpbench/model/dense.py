@@ -21,7 +21,7 @@ from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.moe import MoE
-from pcpbench.model.presets import ModelShape
+from pcpbench.model.presets import SLIDING, ModelShape
 from pcpbench.records import IndexTable, IndexTables
 
 MAX_SCORES: Final = 2**24
@@ -176,14 +176,18 @@ def _attention(
     k = torch.cat((k_nope, k_rope), -1)
     v = torch.einsum("tr,hrv->thv", latent, attention.w_uv.float())
     parts = [part.split_with_sizes(lengths) for part in (q, k, v)]
-    values = torch.cat([_causal(*sequence) for sequence in zip(*parts, chosen, strict=True)])
+    is_sliding = bool(shape.layer_types) and shape.layer_types[attention.layer] == SLIDING
+    window = shape.sliding_window if is_sliding else 0
+    sequences = zip(*parts, chosen, strict=True)
+    values = torch.cat([_causal(*sequence, window=window) for sequence in sequences])
     return values.flatten(1) @ attention.w_o.float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, *, window: int) -> Tensor:
     """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence.
 
     chosen: bool [L, L], the keys that each query attends to besides seeing them; None for all.
+    window: how many positions each sees, its own among them; 0 for all.
     """
     length, heads, width = q.shape
     q, k, v = (part.transpose(0, 1) for part in (q, k, v))
@@ -193,6 +197,8 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None) -> Tensor:
         end = min(start + piece, length)
         scores = q[:, start:end] @ k[:, :end].mT / math.sqrt(width)
         ahead = torch.ones((end - start, end), dtype=torch.bool, device=q.device).triu(start + 1)
+        if window:
+            ahead |= torch.ones_like(ahead).tril(start - window)
         if chosen is not None:
             ahead |= ~chosen[start:end, :end]
         values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])

@@ -42,7 +42,7 @@ class MLAAttention(nn.Module):
 
     def __init__(self, shape: ModelShape, layer: int, source: WeightSource) -> None:
         super().__init__()
-        self.shape, self.layer = shape, layer
+        self.shape, self.layer, self.kv_group = shape, layer, shape.group_of(layer)
         self.num_heads = shape.num_attention_heads // source.tp_size
         rank, rope, nope = shape.kv_lora_rank, shape.qk_rope_head_dim, shape.qk_nope_head_dim
         heads, hidden, v_dim = shape.num_attention_heads, shape.hidden_size, shape.v_head_dim
@@ -139,8 +139,10 @@ class MLAAttention(nn.Module):
         """Fill out [T, H, r] from what the caches hold. gathered: what `write_keys` returned."""
         metadata = context.metadata
         assert metadata is not None
-        if context.dcp.size == 1:
-            self._local(q, out, lse, metadata, context)
+        if self.kv_group.dcp_size(context.dcp.size) == 1:
+            # Without DCP, or all keys are here: no gather of queries, no merge.
+            own = lse.view(-1)[: q.shape[0] * q.shape[1]].view(q.shape[:2])
+            self._local(q, out, own, metadata, context)
             return
         q = await context.dcp.all_gather(q, dim=1)
         partial = lse.new_empty((*lse.shape, out.shape[-1]))
@@ -174,18 +176,20 @@ class MLAAttention(nn.Module):
         metadata: AttentionMetadata,
         context: ForwardContext,
     ) -> None:
+        dcp_size = self.kv_group.dcp_size(context.dcp.size)
         mla_attention(
             q,
             context.kv_caches[self.layer],
             metadata.block_tables[context.kv_group(self.layer)],
             metadata.query_start_loc,
             metadata.seq_lens,
-            metadata.dcp_local_seq_lens,
+            metadata.dcp_local_seq_lens if dcp_size > 1 else None,
             self.shape.softmax_scale,
             self.shape.kv_lora_rank,
-            context.dcp.size,
-            context.dcp.rank,
+            dcp_size,
+            context.dcp.rank if dcp_size > 1 else 0,
             context.cp_interleave,
+            self.kv_group.sliding_window,
             out,
             lse,
         )

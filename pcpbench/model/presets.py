@@ -11,6 +11,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from pcpbench.errors import UsageError
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
+
+SLIDING: Final = "sliding_attention"
+FULL: Final = "full_attention"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,8 +27,9 @@ class ModelShape:
     an indexer of index_n_heads heads of index_head_dim (sparse MLA); 0 for dense attention.
     n_routed_experts: 0 for a dense model. num_experts_per_tok: of them for one token.
     n_shared_experts: that see every token. moe_intermediate_size: inner width of each expert.
-    first_k_dense_replace: layers before the first with experts. The other names speak for
-    themselves.
+    first_k_dense_replace: layers before the first with experts.
+    layer_types: each layer's attention, all full where empty; a `sliding_attention` layer's queries
+    see sliding_window positions, their own among them. The other names speak for themselves.
     """
 
     name: str
@@ -48,6 +53,31 @@ class ModelShape:
     n_shared_experts: int = 0
     moe_intermediate_size: int = 0
     first_k_dense_replace: int = 0
+    sliding_window: int = 0
+    layer_types: tuple[str, ...] = ()
+
+    @property
+    def kv_groups(self) -> tuple[KVGroup, ...]:
+        """The layers by KV group: those with full attention first, then the sliding ones.
+
+        Only the first is sharded by DCP: a window's few positions are not worth a merge over ranks.
+        """
+        if not self.layer_types:
+            return ONE_GROUP
+        full, sliding = (
+            tuple(i for i, found in enumerate(self.layer_types) if found == kind)
+            for kind in (FULL, SLIDING)
+        )
+        return KVGroup(full), KVGroup(sliding, self.sliding_window, dcp_sharded=False)
+
+    @property
+    def layer_groups(self) -> tuple[int, ...]:
+        """The KV group of each layer; empty where all are in group 0."""
+        return tuple(int(kind == SLIDING) for kind in self.layer_types)
+
+    def group_of(self, layer: int) -> KVGroup:
+        """The KV group of a layer."""
+        return self.kv_groups[self.layer_groups[layer] if self.layer_groups else 0]
 
     @property
     def is_sparse(self) -> bool:
@@ -123,6 +153,16 @@ TINY: Final = ModelShape(
     max_position_embeddings=8192,
 )
 
+# Two KV groups, and a window that is no multiple of a block. Layers of one group are no neighbours,
+# and layer 0 is not in group 0.
+TINY_SWA: Final = replace(
+    TINY,
+    name="tiny-swa",
+    num_hidden_layers=3,
+    sliding_window=24,
+    layer_types=(SLIDING, FULL, SLIDING),
+)
+
 SMALL: Final = ModelShape(
     name="small",
     hidden_size=256,
@@ -179,7 +219,7 @@ TINY_SPARSE_MOE: Final = _with_experts(TINY_SPARSE, "tiny-sparse-moe")
 
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
     shape.name: shape
-    for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE)
+    for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE, TINY_SWA)
 }
 
 

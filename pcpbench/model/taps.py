@@ -48,7 +48,8 @@ def tap_points(shape: ModelShape, tp_size: int, dcp_size: int) -> list[TapPoint]
     """Every tap point of a decoder on one rank, in the order of the forward pass."""
     points = [TapPoint(-1, "embed.hidden", (shape.hidden_size,))]
     for layer in range(shape.num_hidden_layers):
-        points += _layer_points(layer, shape, shape.num_attention_heads // tp_size, dcp_size)
+        group_size = shape.group_of(layer).dcp_size(dcp_size)
+        points += _layer_points(layer, shape, shape.num_attention_heads // tp_size, group_size)
     points.append(TapPoint(shape.num_hidden_layers, "norm.hidden", (shape.hidden_size,)))
     return points
 

@@ -66,6 +66,7 @@ SETTINGS: Final = (
     Column("dtype", "", "its dtype"),
     Column("device", "", "device that all ranks share"),
     Column("num_speculative_tokens", "", "draft tokens that a decode verifies"),
+    Column("dynamic_spec", "", "whether it verifies fewer: `off`, by `step` or by `request`"),
 )
 
 SUMMARY: Final = (
@@ -178,6 +179,7 @@ CAPTURE: Final = (
     Column("num_tokens", "", "tokens after padding"),
     Column("num_reqs", "", "rows after padding; empty where rows are not padded"),
     Column("uniform_token_count", "", "tokens of every request, where they must be equal"),
+    Column("max_query_len", "", "longest query, where they may differ"),
     Column("capture_ms", "ms", "time to capture it, warm-up aside"),
     Column("num_ops", "", "operations (host) or nodes (accelerator) of one replay"),
     Column("num_segments", "", "graphs that it was cut into"),

@@ -130,6 +130,8 @@ def _compared(result: CompareResult) -> str:
         sizes += f" spec-tokens {settings['num_speculative_tokens']}"
     if settings.get("enable_expert_parallel"):
         sizes += f", experts by {settings['all2all_backend']}"
+    if settings.get("dynamic_spec", "off") != "off":
+        sizes += f" (dynamic by {settings['dynamic_spec']})"
     sizes += ", microbatches" if settings.get("enable_dbo") else ""
     settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")

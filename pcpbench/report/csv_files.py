@@ -63,6 +63,7 @@ def capture_row(graph: CapturedGraph, pool_bytes_before: int) -> Row:
         "num_tokens": graph.num_tokens,
         "num_reqs": graph.num_reqs,
         "uniform_token_count": graph.uniform_token_count,
+        "max_query_len": graph.max_query_len,
         "capture_ms": ms(graph.capture_s),
         "num_ops": graph.num_ops,
         "num_segments": graph.num_segments,

@@ -6,8 +6,10 @@ sentence that names the file or the flag.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.scenarios.schema import Limits
 
 MAX_KV_POSITIONS = 1 << 23
@@ -43,15 +45,15 @@ def request_problem(
     prompt_len: int,
     output_len: int,
     limits: Limits,
-    block_span: int,
-    num_kv_groups: int = 1,
+    dcp_size: int = 1,
+    kv_groups: Sequence[KVGroup] = ONE_GROUP,
     num_draft_tokens: int = 0,
 ) -> Problem | None:
     """Why a request of these lengths could never finish under the limits, or None.
 
-    block_span: positions of one block id (block_size x dcp). The last output is sampled and never
-    fed back, so a request of 10 + 7 tokens fills 16 positions: one block of 16. Its last step may
-    write num_draft_tokens more, as far as max_model_len allows.
+    The last output is sampled and never fed back, so a request of 10 + 7 tokens fills 16 positions:
+    one block of 16. Its last step may write num_draft_tokens more, as far as max_model_len allows.
+    A group with a sliding window holds the blocks of the largest step and of what this step sees.
     """
     length = prompt_len + output_len
     if length > limits.max_model_len:
@@ -61,12 +63,21 @@ def request_problem(
             f"{output_len} tokens make {length}: shorten one, or raise max_model_len to {length}",
         )
     positions = min(length - 1 + num_draft_tokens, limits.max_model_len)
-    num_needed = num_kv_groups * blocks_for(positions, block_span)
+    num_needed, spans = 0, []
+    for group in kv_groups:
+        spans.append(group.span(limits.block_size, dcp_size))
+        whole = blocks_for(positions, spans[-1])
+        if group.sliding_window:
+            # One more than these positions fill: they need not begin where a block does.
+            at_once = group.sliding_window - 1 + min(length, limits.max_num_batched_tokens)
+            whole = min(whole, blocks_for(at_once, spans[-1]) + 1)
+        num_needed += whole
     if num_needed > limits.num_blocks - 1:
+        sizes = " and ".join(str(span) for span in dict.fromkeys(spans))
         return Problem(
             "num_blocks",
             f"is {limits.num_blocks} with the null block, but the {positions} KV positions of the "
-            f"request take {num_needed} of {block_span} each: use {num_needed + 1} blocks or more",
+            f"request take {num_needed} of {sizes} each: use {num_needed + 1} blocks or more",
         )
     return None
 

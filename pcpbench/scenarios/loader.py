@@ -110,7 +110,7 @@ def _first_conflict(scenario: Scenario) -> tuple[str, str] | None:
     for i, entry in enumerate(scenario.requests):
         if entry.at_step is not None and entry.at_s is not None:
             return f"requests[{i}].at_s", "is given next to at_step: keep one of the two"
-        problem = request_problem(entry.prompt_len, entry.output_len, limits, limits.block_size)
+        problem = request_problem(entry.prompt_len, entry.output_len, limits)
         if problem is not None:
             return f"requests[{i}]", f"cannot run: limits.{problem.field} {problem.reason}"
     return _repeated_name(scenario)

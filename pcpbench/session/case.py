@@ -111,9 +111,12 @@ def _limits(case: Case) -> Iterator[str]:
     found = limits_problem(Limits(**values))
     if found is not None:
         yield f"its {found.field} {found.reason}"
-    right = model_shape(case.options.preset).vocab_size
-    if plan.vocab_size != right:
-        yield f"its vocab_size is {plan.vocab_size}, that of {case.options.preset} is {right}"
+    shape = model_shape(case.options.preset)
+    if plan.vocab_size != shape.vocab_size:
+        yield f"its vocab_size is {plan.vocab_size}, that of {shape.name} is {shape.vocab_size}"
+    right = tuple(group.span(spans[0] // dcp, dcp) for group in shape.kv_groups)
+    if spans != right:
+        yield f"its block_sizes are {list(spans)}, those of {shape.name} are {list(right)}"
 
 
 def _requests(case: Case) -> Iterator[str]:
@@ -124,7 +127,9 @@ def _requests(case: Case) -> Iterator[str]:
         max_num_batched_tokens=plan.max_num_batched_tokens,
         max_model_len=plan.max_model_len,
         num_blocks=plan.num_blocks,
+        block_size=plan.block_sizes[0] // case.options.dcp,
     )
+    groups = model_shape(case.options.preset).kv_groups
     for request in _all_requests(plan):
         name = request.req_id
         if not REQUEST_NAME.fullmatch(name):
@@ -134,8 +139,7 @@ def _requests(case: Case) -> Iterator[str]:
         if not request.prompt_token_ids or request.max_tokens < 1 or request.num_generated < 0:
             yield f"request {name} has no prompt or asks for no token"
         lengths = len(request.prompt_token_ids), request.max_tokens
-        groups = len(plan.block_sizes)
-        found = request_problem(*lengths, limits, plan.block_sizes[0], groups)
+        found = request_problem(*lengths, limits, case.options.dcp, groups)
         if found is not None:
             yield f"request {name} cannot run: {found.field} {found.reason}"
 

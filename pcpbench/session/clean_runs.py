@@ -13,13 +13,11 @@ import msgspec
 import numpy as np
 import torch
 
-from pcpbench.config import DTYPES
+from pcpbench.config import DTYPES, DYNAMIC_SPEC, PRESETS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
-from pcpbench.engine.scheduler import make_plan
 from pcpbench.errors import UsageError
 from pcpbench.fault_results import CleanResult, CleanRun
-from pcpbench.model.presets import model_shape
 from pcpbench.report.clean_view import print_clean
 from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
@@ -27,6 +25,7 @@ from pcpbench.request import CHECKS, FEEDS, EngineOptions
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 from pcpbench.session.faults import accused_of
 from pcpbench.session.ladder import build_ladder
+from pcpbench.session.planning import plan_scenario
 from pcpbench.session.stand import StandBuilder
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
@@ -46,6 +45,8 @@ WORLDS = (
     EngineOptions(pcp=2, tp=2, dcp=4, interleave=2),
     EngineOptions(pcp=2, model="tiny-sparse"),
     EngineOptions(pcp=1, tp=4, dcp=2, interleave=4, model="tiny-sparse", dcp_backend="a2a"),
+    EngineOptions(pcp=2, model="tiny-swa"),
+    EngineOptions(pcp=1, tp=4, dcp=2, interleave=2, model="tiny-swa"),
 )
 EXPERTS: Final[tuple[dict[str, Any] | None, ...]] = (
     None,
@@ -101,6 +102,8 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
                 parts.append(f"--{name.replace('_', '-')} {value}")
         if options.spec_tokens:
             parts.append(f"--spec-tokens {options.spec_tokens}")
+        if options.dynamic_spec != "off":
+            parts.append(f"--dynamic-spec {options.dynamic_spec}")
         if options.microbatch:
             parts.append("--microbatch")
         if options.expert_parallel:
@@ -132,10 +135,11 @@ def run_clean(request: CleanRequest) -> int:
 
 
 def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
-    """Settings of `num_runs` runs: every scenario, world, dtype, pair of arms and feed, with and
-    without microbatches and experts, as often as any other (give or take one), combined by chance,
-    each with a seed of its own. So are numbers of draft tokens where the feed is teacher-forced;
-    the others run without."""
+    """Settings of `num_runs` runs: every scenario, world (some with a model of their own), dtype,
+    pair of arms and feed, with and without microbatches and experts, as often as any other (give or
+    take one), combined by chance, each with a seed of its own. So are numbers of draft tokens where
+    the feed is teacher-forced; the others run without. Where there are drafts their number varies
+    or not."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -146,7 +150,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     scenarios, worlds, arms = spread(len(names)), spread(len(WORLDS)), spread(len(ARMS))
     kinds, feeds, seeds = spread(len(DTYPES)), spread(len(FEEDS)), rng.integers(0, 2**31, num_runs)
     drafts = spread(len(SPEC_TOKENS))
-    cuts = spread(2)
+    cuts, dynamic = spread(2), spread(len(DYNAMIC_SPEC))
     experts = spread(len(EXPERTS))
     return [
         Draw(
@@ -157,6 +161,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
                 seed=int(seeds[i]),
                 device=device,
                 spec_tokens=0 if feeds[i] else SPEC_TOKENS[drafts[i]],
+                dynamic_spec=DYNAMIC_SPEC[dynamic[i] if drafts[i] and not feeds[i] else 0],
                 microbatch=bool(cuts[i]),
                 **_with_experts(WORLDS[worlds[i]], EXPERTS[experts[i]]),
             ),
@@ -170,18 +175,13 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
 
 def _with_experts(world: EngineOptions, settings: dict[str, Any] | None) -> dict[str, Any]:
     """The options of the world's model with experts; nothing for a model without."""
-    return {} if settings is None else {"model": f"{world.preset}-moe", **settings}
+    model = f"{world.preset}-moe"
+    return {} if settings is None or model not in PRESETS else {"model": model, **settings}
 
 
 def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
     start, options = time.perf_counter(), draw.options
-    plan = make_plan(
-        load_scenario(draw.scenario),
-        vocab_size=model_shape(options.preset).vocab_size,
-        dcp_size=options.dcp,
-        seed=options.seed,
-        num_speculative_tokens=options.spec_tokens,
-    )
+    plan = plan_scenario(load_scenario(draw.scenario), options)
     target = BuiltinTarget(device, resolve_backend("auto", device))
     ladder = build_ladder(draw.base, draw.candidate)
     builder = StandBuilder(target, ladder, options, str(device))

@@ -15,23 +15,21 @@ from pcpbench.checks.poison import POISONS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
-from pcpbench.engine.scheduler import make_plan
 from pcpbench.faults.fault import Fault
-from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.compare_files import CompareFiles
 from pcpbench.report.compare_view import print_compare, print_verdict
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_json
 from pcpbench.report.progress import Progress, make_progress
-from pcpbench.request import CompareRequest, EngineOptions
+from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, Outcome, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
-from pcpbench.scenarios.schema import Scenario
 from pcpbench.session.baseline_runs import after_compare, check_baselines
 from pcpbench.session.divergence import Locator
 from pcpbench.session.inject import fault_named, planted_stand, without_bill
 from pcpbench.session.ladder import build_ladder
+from pcpbench.session.planning import plan_scenario
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
@@ -105,18 +103,6 @@ def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
     return [
         plan_scenario(scenario, request.options) for scenario in choose_scenarios(request.scenarios)
     ]
-
-
-def plan_scenario(scenario: Scenario, options: EngineOptions) -> ScenarioPlan:
-    """The plan of one scenario."""
-    return make_plan(
-        scenario,
-        vocab_size=model_shape(options.preset).vocab_size,
-        dcp_size=options.dcp,
-        max_num_seqs=options.max_num_seqs,
-        seed=options.seed,
-        num_speculative_tokens=options.spec_tokens,
-    )
 
 
 def _run_scenarios(

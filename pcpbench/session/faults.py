@@ -18,7 +18,6 @@ import torch
 
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
-from pcpbench.engine.scheduler import make_plan
 from pcpbench.errors import MeasuredFailure, PcpbenchError, UsageError
 from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
 from pcpbench.faults.entries import Unusable
@@ -40,6 +39,7 @@ from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.inject import planted
 from pcpbench.session.ladder import build_ladder
+from pcpbench.session.planning import plan_scenario
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
@@ -373,6 +373,7 @@ def _options(setting: Setting) -> EngineOptions:
         interleave=setting.interleave,
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
+        dynamic_spec=setting.dynamic_spec,
         microbatch=setting.microbatch,
         model=setting.model,
         dcp_backend=setting.dcp_backend,
@@ -382,11 +383,4 @@ def _options(setting: Setting) -> EngineOptions:
 
 
 def _plan(setting: Setting) -> ScenarioPlan:
-    options = _options(setting)
-    return make_plan(
-        load_scenario(setting.scenario),
-        vocab_size=model_shape(options.preset).vocab_size,
-        dcp_size=setting.dcp,
-        seed=options.seed,
-        num_speculative_tokens=setting.spec_tokens,
-    )
+    return plan_scenario(load_scenario(setting.scenario), _options(setting))

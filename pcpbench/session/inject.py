@@ -40,6 +40,7 @@ def lacks_in(fault: Fault, options: EngineOptions) -> str:
         dcp=options.dcp,
         interleave=options.interleave,
         spec_tokens=options.spec_tokens,
+        dynamic_spec=options.dynamic_spec,
         microbatch=options.microbatch,
         model=options.preset,
         dcp_backend=options.dcp_backend,
@@ -173,4 +174,6 @@ def _flags(setting: Setting) -> str:
         flags += " --expert-parallel"
         if setting.all2all_backend is not None:
             flags += f" --all2all-backend {setting.all2all_backend}"
+    if setting.dynamic_spec != "off":
+        flags += f" --dynamic-spec {setting.dynamic_spec}"
     return flags + (" --microbatch" if setting.microbatch else "")

@@ -19,10 +19,8 @@ from pcpbench.checks.token_trace import Logits, TokenAt, differences, generation
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.device.environment import environment_of
-from pcpbench.engine.scheduler import make_plan
 from pcpbench.errors import MeasuredFailure
 from pcpbench.faults.fault import Fault
-from pcpbench.model.presets import model_shape
 from pcpbench.modes_request import ModesRequest
 from pcpbench.modes_results import ModeRow, ModesResult, TokenTrace
 from pcpbench.plan import ScenarioPlan
@@ -36,6 +34,7 @@ from pcpbench.request import FEEDS
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.session.inject import fault_named, planted_stand, why_no_pass
 from pcpbench.session.ladder import MODES, build_modes_ladder, padded_label
+from pcpbench.session.planning import plan_scenario
 from pcpbench.session.settings import idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
@@ -96,15 +95,7 @@ def run_modes(request: ModesRequest) -> int:
 
 def plan_task(request: ModesRequest) -> ScenarioPlan:
     """The steps of the task run."""
-    options = request.options
-    return make_plan(
-        request.scenario,
-        vocab_size=model_shape(options.preset).vocab_size,
-        dcp_size=options.dcp,
-        max_num_seqs=options.max_num_seqs,
-        seed=options.seed,
-        num_speculative_tokens=options.spec_tokens,
-    )
+    return plan_scenario(request.scenario, request.options)
 
 
 class TaskRun:

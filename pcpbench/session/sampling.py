@@ -25,15 +25,14 @@ from pcpbench.device.clock import Clock, one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.device.graph import GraphBackend
 from pcpbench.device.own_time import make_own_clock
-from pcpbench.engine.scheduler import make_plan
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample, ScenarioSample
-from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
 from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import Ladder, build_ladder
+from pcpbench.session.planning import plan_scenario
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
@@ -64,17 +63,7 @@ def time_job(job: SampleJob) -> ProcessSample:
 
 def plans_of(scenarios: Sequence[str], options: EngineOptions) -> list[ScenarioPlan]:
     """The steps of each scenario under these options; raises ScenarioError for a bad one."""
-    return [
-        make_plan(
-            scenario,
-            vocab_size=model_shape(options.preset).vocab_size,
-            dcp_size=options.dcp,
-            max_num_seqs=options.max_num_seqs,
-            seed=options.seed,
-            num_speculative_tokens=options.spec_tokens,
-        )
-        for scenario in choose_scenarios(scenarios)
-    ]
+    return [plan_scenario(scenario, options) for scenario in choose_scenarios(scenarios)]
 
 
 def hash_of(plan: ScenarioPlan) -> str:

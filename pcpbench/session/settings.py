@@ -30,6 +30,7 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "cudagraph_capture_sizes": "default" if sizes is None else list(sizes),
         "max_num_seqs": options.max_num_seqs,
         "num_speculative_tokens": options.spec_tokens,
+        "dynamic_spec": options.dynamic_spec,
         "device": device,
         "backend": backend,
         "launcher": options.launcher,

@@ -80,7 +80,7 @@ class StandBuilder:
             block_size=plan.block_sizes[0] // self._options.dcp,
             num_blocks=plan.num_blocks,
         )
-        return reference_config(config) if spec.is_reference else config
+        return reference_config(config, plan.block_sizes) if spec.is_reference else config
 
     @property
     def notices(self) -> tuple[Notice, ...]:
@@ -130,13 +130,13 @@ def _capture(arm: Arm) -> tuple[Change, ...]:
     tables = copy_tables(arm.block_tables())
     arm.capture()
     after = kv_view(arm)
-    before = KvArrays(kv, num_layers=arm.num_layers)
+    before = KvArrays(kv, arm.kv_groups, num_layers=arm.num_layers)
     return tuple(changed_by_capture(before, after, tables, arm.block_tables()))
 
 
 def kv_view(arm: Arm) -> KvArrays:
     """An arm's caches as they are now."""
-    return KvArrays(arm.kv_caches(), num_layers=arm.num_layers)
+    return KvArrays(arm.kv_caches(), arm.kv_groups, num_layers=arm.num_layers)
 
 
 def _setup(
@@ -145,6 +145,7 @@ def _setup(
     """index_tables: the first arm's: all arms have the same model."""
     padded = spec.mode is not CUDAGraphMode.NONE and not spec.replays
     parallel = config.parallel_config
+    groups = model_shape(config.model_config.preset).kv_groups
     thresholds = (parallel.dbo_decode_token_threshold, parallel.dbo_prefill_token_threshold)
     return ArmSetup(
         name=spec.label,
@@ -157,7 +158,9 @@ def _setup(
         capture_sizes=config.compilation_config.cudagraph_capture_sizes,
         captured=arm.captured if spec.replays else None,
         decode_query_len=config.decode_query_len,
+        has_dynamic_drafts=config.has_dynamic_drafts,
         max_model_len=config.model_config.max_model_len,
+        sharded_groups=tuple(group.dcp_sharded for group in groups),
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
         index_tables=index_tables,
         experts=_experts(config),

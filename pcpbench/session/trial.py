@@ -245,6 +245,8 @@ class Trial:
             return
         mine = [record for record in self.records if record.arm == arm.label]
         check = DenseCheck(self.plan, mine, self._dtype)
+        if not check.token_ids:  # a plan cut short before its first output
+            return
         dense = arm.dense_logits(check.token_ids, check.positions)
         if dense is None:
             message = f"C18 was not checked: {arm.label} has no dense forward pass to compare with."

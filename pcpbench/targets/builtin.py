@@ -132,6 +132,11 @@ class BuiltinArm:
         return [[_as_numpy(cache) for cache in worker.kv_caches] for worker in self.engine.workers]
 
     @property
+    def kv_groups(self) -> tuple[int, ...]:
+        """The KV group of each cache of a rank; empty where all are in group 0."""
+        return self.engine.shape.layer_groups
+
+    @property
     def num_layers(self) -> int:
         """Caches of latents on each rank."""
         return self.engine.shape.num_hidden_layers

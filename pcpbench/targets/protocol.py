@@ -94,6 +94,10 @@ class Arm(Protocol):
         """
 
     @property
+    def kv_groups(self) -> tuple[int, ...]:
+        """The KV group of each of these caches; empty where all are in group 0."""
+
+    @property
     def num_layers(self) -> int:
         """How many of `kv_caches` are layers'; behind them are those of index keys, as many."""
 

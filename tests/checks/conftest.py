@@ -261,6 +261,9 @@ def kit():
         full=full,
         piecewise=piecewise,
         scheduled=scheduled,
+        entering=lambda req_id, length: NewRequest(
+            req_id=req_id, prompt_token_ids=prompt_of(0, length), max_tokens=4
+        ),
         make_plan=make_plan,
         plan_of=plan_of,
         prompt_of=prompt_of,

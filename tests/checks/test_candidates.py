@@ -33,30 +33,48 @@ def plan(kit):
 def test_sizes_that_are_no_multiple_by_hand(plan):
     # 1, 2 become 3; 4 becomes 6; 8 would be 9, past the largest.
     assert wanted_shapes(setup_of(FULL, (1, 2, 4, 8), 3), plan) == {
-        ("FULL", 3, 1, 3),
-        ("FULL", 6, 2, 3),
+        ("FULL", 3, 1, 3, None),
+        ("FULL", 6, 2, 3, None),
     }
     assert wanted_shapes(setup_of(MIXED, (2, 6, 80), 3), plan) == {
-        ("PIECEWISE", 2, None, None),
-        ("PIECEWISE", 6, None, None),
-        ("FULL", 3, 1, 3),
-        ("FULL", 6, 2, 3),
+        ("PIECEWISE", 2, None, None, None),
+        ("PIECEWISE", 6, None, None, None),
+        ("FULL", 3, 1, 3, None),
+        ("FULL", 6, 2, 3, None),
     }
     # 17 requests are more than a step holds.
-    assert wanted_shapes(setup_of(FULL, (16, 17), 1), plan) == {("FULL", 16, 16, 1)}
+    assert wanted_shapes(setup_of(FULL, (16, 17), 1), plan) == {("FULL", 16, 16, 1, None)}
     assert wanted_shapes(setup_of(CUDAGraphMode.PIECEWISE, (4,), 3), plan) == {
-        ("PIECEWISE", 4, None, None)
+        ("PIECEWISE", 4, None, None, None)
     }
+
+
+def test_drafts_that_vary_add_every_length_and_a_varlen_graph_by_hand(plan):
+    """Of at most 3 tokens: 4 becomes 6, 4 and 4, and a varlen graph of 4 tokens."""
+    setup = replace(setup_of(FULL, (4, 6), 3), has_dynamic_drafts=True)
+    assert wanted_shapes(setup, plan) == {
+        ("FULL", 6, 2, 3, None),
+        ("FULL", 4, 2, 2, None),
+        ("FULL", 6, 3, 2, None),
+        ("FULL", 4, 4, 1, None),
+        ("FULL", 6, 6, 1, None),
+        ("FULL", 4, 4, None, 3),
+        ("FULL", 6, 6, None, 3),
+    }
+    # 64 tokens of 16 requests are 4 each: one of 3 at most has no such batch.
+    setup = replace(setup_of(FULL, (64,), 3), has_dynamic_drafts=True)
+    assert wanted_shapes(setup, plan) == set()
 
 
 @pytest.mark.parametrize("mode", [FULL, MIXED, CUDAGraphMode.PIECEWISE])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
+@pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("sizes", [(1, 2, 4), (8, 8, 3, 16), (64, 65), (5,), (1, 2, 4, 8, 16, 32)])
-def test_the_engine_builds_what_is_wanted(plan, mode, length, sizes):
-    built = build_candidates(
-        mode, sizes, decode_query_len=length, max_num_seqs=16, max_num_tokens=64
-    )
+def test_the_engine_builds_what_is_wanted(plan, mode, length, sizes, dynamic):
+    limits = {"max_num_seqs": 16, "max_num_tokens": 64}
+    built = build_candidates(mode, sizes, decode_query_len=length, dynamic_drafts=dynamic, **limits)
     setup = setup_of(mode, sizes, length, built.descriptors)
+    setup = replace(setup, has_dynamic_drafts=dynamic)
     assert list(candidate_violations(setup, plan)) == []
 
 

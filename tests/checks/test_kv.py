@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pcpbench.checks.kv import (
     KvArrays,
@@ -43,6 +44,38 @@ def caches(plan, index, setup, num_blocks=40, fill=np.nan):
                             rows = arrays[rank][layer].reshape(-1, WIDTH)
                             rows[slot] = latent(layer, request.req_id, position)
     return KvArrays(arrays), oracle, feed
+
+
+def test_blocks_before_a_window_are_nobodys(kit):
+    """Blocks of 4, window 3: at 7 computed position 3 is out of sight, and block 5 with it."""
+    plan = replace(
+        kit.plan_of(
+            [
+                StepPlan(
+                    index=0, scheduled=(kit.scheduled("r0", 7),), new_block_ids={"r0": ((5, 6),)}
+                ),
+                StepPlan(
+                    index=1,
+                    scheduled=(kit.scheduled("r0", 1, 7, 7), kit.scheduled("r1", 2)),
+                    new_block_ids={"r1": ((5,),)},
+                    freed_block_ids={"r0": ((5,),)},
+                ),
+            ]
+        ),
+        sliding_windows=(3,),
+    )
+    oracle, setup = Oracle(plan), kit.setup()
+    for step in plan.steps:
+        oracle.advance(step)
+    assert oracle.book.table("r0", 0) == [0, 6]
+    slots, _ = oracle.book.slots("r0", 0, np.arange(9), 1, 1)
+    assert slots.tolist() == [PAD] * 4 + [24, 25, 26, 27, PAD]
+    expected = oracle.expect(plan.steps[1], setup, kit.NONE, TokenFeed())
+    assert [ids.tolist() for ids in expected.ranks[0].block_ids[0]] == [[0, 6], [5]]
+    cache = np.arange(8 * 4, dtype=np.float32).reshape(8, 4, 1)
+    held = kv_by_position(KvArrays([[cache]]), oracle, plan.steps[1], setup, 0, 0, "all")
+    assert held["r0"][0].tolist() == [4, 5, 6, 7]
+    assert held["r1"][1].ravel().tolist() == [20, 21]
 
 
 def test_positions_of_a_shard_by_hand(kit):

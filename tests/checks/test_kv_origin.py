@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.kv_origin import KvOrigins
@@ -104,6 +105,34 @@ def test_under_dcp_a_slot_is_held_against_the_reference_position(kit):
     assert (first.what, first.phase, first.rank, first.req_id, first.position) == (
         "wrong", "prefill", 1, "r0", 2,
     )  # fmt: skip
+
+
+def test_a_block_that_changed_hands_before_a_window_is_its_new_owners(kit):
+    """Blocks of 4, window 3: r0's block 1 is r1's from step 1 on."""
+    steps = [
+        StepPlan(index=0, scheduled=(kit.scheduled("r0", 7),), new_block_ids={"r0": ((1, 2),)},
+                 new_requests=(kit.entering("r0", 7),)),
+        StepPlan(index=1, scheduled=(kit.scheduled("r0", 1, 7, 7), kit.scheduled("r1", 3)),
+                 new_block_ids={"r1": ((1,),)}, freed_block_ids={"r0": ((1,),)},
+                 new_requests=(kit.entering("r1", 3),)),
+    ]  # fmt: skip
+    plan = replace(kit.plan_of(steps), sliding_windows=(3,))
+
+    def spoil(step, arrays):
+        if step.index == 1:
+            arrays[0][0].reshape(-1, WIDTH)[5] = 9.0
+
+    arm, twin = kit.setup("eager", pcp=2), kit.setup("reference")
+    assert origin(kit, arm, twin, "partition", lambda *_: None, plan).first is None
+    first = origin(kit, arm, twin, "partition", spoil, plan).first
+    assert (first.what, first.slot, first.req_id, first.position) == ("wrong", 5, "r1", 1)
+
+    def unplanned(step, arrays):
+        if step.index == 1:  # the cache's last slot, which is what -1 would index
+            arrays[0][0].reshape(-1, WIDTH)[159] = 9.0
+
+    first = origin(kit, arm, twin, "partition", unplanned, plan).first
+    assert (first.what, first.slot, first.req_id) == ("unplanned", 159, None)
 
 
 def test_a_layer_before_a_rank_and_a_rank_before_a_slot(kit):

@@ -5,6 +5,7 @@ import pytest
 
 from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.model.presets import TINY_SWA
 from pcpbench.plan import NewRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 from pcpbench.scenarios.schema import Limits, RequestEntry, Scenario
@@ -95,7 +96,13 @@ def test_a_sound_plan_is_accepted(sound):
 
 
 @pytest.mark.parametrize("name", shipped_names())
-@pytest.mark.parametrize("limits", [{}, {"dcp_size": 4}, {"max_num_seqs": 3}, {"num_kv_groups": 2}])
+@pytest.mark.parametrize("limits", [
+    {},
+    {"dcp_size": 4},
+    {"max_num_seqs": 3},
+    {"kv_groups": TINY_SWA.kv_groups},
+    {"kv_groups": TINY_SWA.kv_groups, "dcp_size": 2, "num_speculative_tokens": 3},
+], ids=["plain", "dcp 4", "three", "window", "window dcp 2 drafts"])  # fmt: skip
 def test_the_scheduler_makes_possible_plans(name, limits):
     plan = make_plan(load_scenario(name), vocab_size=64, **limits)
     assert list(plan_violations(plan)) == []
@@ -225,6 +232,73 @@ def test_kv_groups_do_not_share_a_block(sound):
     sound.steps[1] = change(sound.steps[1], new_block_ids={"b": ((3,),)})
     messages = sound.found(block_sizes=(4, 4), num_blocks=9)
     assert messages[0][2] == "request b gets blocks for 1 of 2 groups"
+
+
+# Windows
+
+
+class Sliding(Sound):
+    """One request in blocks of 2 that sees 3 positions: at 5 block 1 is back, at 6 block 2."""
+
+    def __init__(self, kit):
+        super().__init__(kit)
+        self.requests = (entering("a"),)
+        part = kit.scheduled
+        self.steps = [
+            step(0, part("a", 5), new=[entering("a")], blocks={"a": (1, 2, 3)}),
+            step(1, part("a", 1, 5, 5), freed_block_ids={"a": ((1,),)}),
+            step(2, part("a", 1, 6, 5), freed_block_ids={"a": ((2,),)}, blocks={"a": (1,)}),
+            step(3, finished=("a",)),
+        ]
+
+    def found(self, **fields):
+        return super().found(block_sizes=(2,), sliding_windows=(3,), **fields)
+
+
+@pytest.fixture
+def sliding(kit):
+    return Sliding(kit)
+
+
+def test_a_block_before_the_window_goes_back_and_may_come_again(sliding):
+    assert sliding.found() == []
+
+
+def test_a_block_that_goes_back_while_it_is_seen_is_named(sliding):
+    early = sliding.alter(1, freed_block_ids={"a": ((1, 2),)}).alter(2, freed_block_ids={})
+    assert early.found() == [
+        (1, "freed_block_ids", "request a gives back block 2 with positions 2 to 3: a query at 5 "
+         "sees 3 positions"),
+    ]  # fmt: skip
+
+
+def test_a_block_that_is_kept_past_its_use_is_named_once(sliding):
+    message = (
+        "request a keeps block 1 with positions up to 1, which no query from 5 on sees (window 3)"
+    )
+    late = sliding.alter(1, freed_block_ids={}).alter(2, freed_block_ids={}).blocks(2, a=(4,))
+    assert late.found(num_blocks=9) == [(1, "freed_block_ids", message)]
+
+
+def test_others_blocks_cannot_be_given_back(sliding):
+    wrong = sliding.alter(1, freed_block_ids={"a": ((2,),)})
+    message = "request a gives back blocks 2; its first ones are 1"
+    assert wrong.found()[0] == (1, "freed_block_ids", message)
+
+
+def test_who_does_not_run_gives_nothing_back(sliding):
+    wrong = sliding.alter(1, freed_block_ids={"a": ((1,),), "b": ((3,),)})
+    message = "request b gives back blocks 3 and does not run"
+    assert wrong.found() == [(1, "freed_block_ids", message)]
+    wrong = sliding.alter(1, freed_block_ids={"a": ((1,), ())})
+    message = "request a gives back blocks of 2 of 1 groups"
+    assert wrong.found() == [(1, "freed_block_ids", message)]
+
+
+def test_without_a_window_nothing_goes_back(sound):
+    sound.alter(1, freed_block_ids={"a": ((1,),)})
+    message = "request a gives back block 1 with positions 0 to 3: a query at 5 sees all"
+    assert sound.found()[0] == (1, "freed_block_ids", message)
 
 
 # Requests

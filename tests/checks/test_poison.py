@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_plan
 
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.poison import LiveSlots, broken_by_poison, compare_poisoned
@@ -65,6 +66,18 @@ def test_a_request_that_waits_stays_live_and_one_that_ended_does_not(kit):
         found.append(read(live))
         live.leave(step)
     assert found == [[], [4, 5, 8, 9, 10], [8, 9, 10, 11]]
+
+
+def test_positions_before_a_window_are_not_read_though_their_block_is_held(kit):
+    """Window 3: before the step at 5 positions 3 and 4 of r0's 5 may be read, of 6 it sees 4, 5."""
+    plan = replace_plan(kit.make_plan([5], 2), sliding_windows=(3,))
+    live = LiveSlots(plan, kit.setup())
+    found = []
+    for step in plan.steps:
+        live.advance(step)
+        found.append(read(live))
+        live.leave(step)
+    assert found == [[], [7, 8], [8, 9]]
 
 
 VIEW = KvArrays([])

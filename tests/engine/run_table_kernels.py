@@ -15,6 +15,7 @@ from pcpbench.engine import block_table_kernels
 
 KERNELS = {
     "gather_rows": (block_table_kernels.gather_rows, 2),
+    "hide_columns": (block_table_kernels.hide_columns, 0),
     "write_slots": (block_table_kernels.write_slots, 8),
     "dcp_local_seq_lens": (dcp_kernels.dcp_local_seq_lens, 0),
 }

@@ -222,12 +222,46 @@ def test_slots_into_a_tensor_of_the_caller():
         ({"columns": (6, 6)}, "max_num_blocks_per_group has 2 entries"),
         ({"dcp_sharded": [True, True]}, "dcp_sharded has 2 entries"),
         ({"slot_mapping_enabled": []}, "slot_mapping_enabled has 0 entries"),
-        ({"sliding_window_reach": [128]}, "sliding_window_reach is"),
+        ({"sliding_window_reach": [8, 8]}, "sliding_window_reach has 2 entries"),
+        ({"sliding_window_reach": [-1]}, "sliding_window_reach is .-1.: use whole numbers from 0"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         make(**settings)
+
+
+def test_columns_before_the_reach_are_the_null_block_in_what_attention_gets():
+    """Blocks of 4: with 9 computed and a reach of 5 the next query sees 5 .. 9, so not column 0."""
+    tables = make((4, 4), (4, 4), sliding_window_reach=[0, 5])
+    for slot in range(3):
+        tables.append_block_ids(slot, ([11, 12, 13], [21, 22, 23]), overwrite=True)
+    tables.apply_staged_writes()
+    computed = ids(9, 8, 7, 0, 0)
+    whole, sliding = tables.gather_block_tables(ids(2, -1, 0, 1), 5, num_computed_tokens=computed)
+    assert whole[0].tolist() == [11, 12, 13, 0]
+    assert sliding.tolist() == [
+        [21, 22, 23, 0],  # 7: position 3 is still seen
+        [0] * 4,  # a dummy's row
+        [0, 22, 23, 0],
+        [0, 22, 23, 0],  # 8 sees 4 .. 8
+        [0] * 4,
+    ]
+    assert tables.block_tables[1][0].tolist() == [21, 22, 23, 0], (
+        "stale ids stay in the worker's own"
+    )
+    (_, untouched) = tables.gather_block_tables(ids(0), 1)
+    assert untouched[0].tolist() == [21, 22, 23, 0]
+
+
+def test_the_reach_of_a_sharded_group_is_counted_in_positions():
+    tables = make((4, 4), (4, 4), cp_size=2, dcp_sharded=[True, False], sliding_window_reach=[5, 5])
+    tables.append_block_ids(0, ([11, 12], [21, 22, 23, 24]), overwrite=True)
+    tables.apply_staged_writes()
+    computed = ids(13, 0, 0, 0, 0)  # sees 9 .. 13
+    sharded, whole = tables.gather_block_tables(ids(0), 1, num_computed_tokens=computed)
+    assert sharded[0].tolist() == [0, 12, 0, 0]
+    assert whole[0].tolist() == [0, 0, 23, 24]
 
 
 def test_persistent_buffers_are_named():

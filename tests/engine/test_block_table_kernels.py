@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pcpbench.dcp import dcp_local_seq_lens
-from pcpbench.engine.block_table import gather_rows, write_slots
+from pcpbench.engine.block_table import gather_rows, hide_columns, write_slots
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed: pip install triton"
@@ -21,12 +21,15 @@ pytestmark = pytest.mark.skipif(
 
 TWINS = {
     "gather_rows": (gather_rows, 2),
+    "hide_columns": (hide_columns, 0),
     "write_slots": (write_slots, 8),
     "dcp_local_seq_lens": (dcp_local_seq_lens, 0),
 }
 SLOTS = 9
 # rows of the batch, rows of the output, columns of the table
 GATHERS = [(3, 5, 7), (1, 1, 1), (0, 4, 3), (7, 7, 600), (4, 9, 513), (0, 0, 5)]
+# rows of the batch, columns of the table, reach, span
+HIDES = [(3, 7, 5, 4), (1, 1, 1, 1), (0, 3, 4, 4), (5, 600, 24, 1), (4, 9, 300, 16)]
 # query lengths (rows), spare positions, block size, columns, cp size, cp rank, interleave
 WRITES = [
     ([1, 1, 1], 0, 4, 3, 1, 0, 1),
@@ -64,6 +67,16 @@ def gather_args(num_rows, num_out, columns):
     )
 
 
+def hide_args(num_rows, columns, reach, span):
+    """Of a view of wider rows, as the tables of a step are."""
+    idx_mapping = random_ints(SLOTS, num_rows, seed=num_rows)
+    if num_rows > 2:
+        idx_mapping[1] = -1
+    rows = random_ints(999, num_rows + 2, columns, seed=1).add_(1)[:num_rows]
+    rows[idx_mapping < 0] = 0
+    return rows, idx_mapping, random_ints(columns * span, SLOTS, seed=2), reach, span
+
+
 def write_args(lens, spare, block_size, columns, cp_size, cp_rank, interleave):
     starts = torch.tensor([0, *lens]).cumsum(0).int()
     num_positions = int(starts[-1]) + spare
@@ -98,6 +111,7 @@ def length_args(num_reqs, num_lens, num_out, dcp_size, dcp_rank, interleave):
 
 CASES = {
     **{f"gather {case}": ("gather_rows", gather_args(*case)) for case in GATHERS},
+    **{f"hide {case}": ("hide_columns", hide_args(*case)) for case in HIDES},
     **{f"write {case}": ("write_slots", write_args(*case)) for case in WRITES},
     **{f"lengths {case}": ("dcp_local_seq_lens", length_args(*case)) for case in LENGTHS},
 }

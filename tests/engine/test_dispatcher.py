@@ -58,6 +58,50 @@ def test_smallest_cover_wins_and_full_goes_first():
     assert dispatcher.decide(decode(9)).descriptor == BatchExecutionDescriptor(NONE, 9, 9)
 
 
+def dynamic(sizes=(4, 8), longest=4, max_num_seqs=16):
+    return build_candidates(
+        DECODE_ONLY,
+        sizes,
+        decode_query_len=longest,
+        max_num_seqs=max_num_seqs,
+        max_num_tokens=64,
+        dynamic_drafts=True,
+    )
+
+
+def test_where_drafts_vary_each_size_has_a_graph_for_each_length_and_one_for_any():
+    found = [(d.num_tokens, d.num_reqs, d.uniform_token_count) for d in dynamic().descriptors]
+    assert sorted(found, key=str) == sorted(
+        [(4, 1, 4), (8, 2, 4), (6, 2, 3), (4, 2, 2), (8, 4, 2), (4, 4, 1), (8, 8, 1),
+         (4, 4, None), (8, 8, None)], key=str)  # fmt: skip
+    labels = [d.label for d in dynamic().descriptors if d.max_query_len]
+    assert labels == ["FULL[reqs=8,tokens=8,queries<=4]", "FULL[reqs=4,tokens=4,queries<=4]"]
+    # Of 3 requests with at most 4 tokens none fills 16; with 2 tokens 8 would be 4 requests.
+    few = dynamic((8, 16), max_num_seqs=3).descriptors
+    assert [(d.num_tokens, d.num_reqs, d.uniform_token_count) for d in few] == [
+        (9, 3, 3), (8, 2, 4), (8, 3, None),
+    ]  # fmt: skip
+
+
+def test_dispatch_is_by_query_length_where_all_are_equal_and_else_varlen():
+    dispatcher = Dispatcher(DECODE_ONLY, dynamic().descriptors)
+    for length, num_reqs, tokens in ((1, 3, 4), (2, 3, 8), (3, 2, 6), (4, 2, 8)):
+        chosen = dispatcher.decide(decode(num_reqs, length)).descriptor
+        assert (chosen.num_tokens, chosen.uniform_token_count) == (tokens, length)
+    mixed = BatchCounts(3, 6, None, False, 4)
+    chosen = dispatcher.decide(mixed).descriptor
+    assert (chosen.num_reqs, chosen.num_tokens, chosen.max_query_len) == (8, 8, 4)
+    # Five of one token and one of three, where queries of one token would fit the same graph.
+    assert dispatcher.decide(decode(8)).descriptor.uniform_token_count == 1
+    # Length 3 has room for two: three of them, nine tokens, are more than any graph holds.
+    assert dispatcher.decide(decode(3, 3)).miss_reason == "more tokens than the largest FULL graph"
+    long = dispatcher.decide(BatchCounts(2, 7, None, False, 5))
+    assert long.miss_reason == "no FULL graph with this query length"
+    assert dispatcher.decide(BatchCounts(9, 8, None, False, 1)).miss_reason == (
+        "more requests than the largest FULL graph"
+    )
+
+
 def test_a_one_token_prompt_is_no_decode():
     dispatcher = Dispatcher(BOTH, candidates(BOTH).descriptors)
     decision = dispatcher.decide(BatchCounts(1, 1, None, True, 1))

@@ -8,9 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.engine.block_pool import BlockPool
 from pcpbench.engine.scheduler import Scheduler, make_plan
 from pcpbench.errors import UsageError
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.plan import ScenarioPlan
 from pcpbench.scenarios.schema import Limits, RequestEntry, Scenario
 
@@ -36,6 +38,7 @@ class Replay:
         self.ever_used: set[int] = set()
         self.num_reused = 0
         self.num_preempted = 0
+        self.num_freed = 0
         for index, step in enumerate(plan.steps):
             assert step.index == index
             self.step(step)
@@ -46,6 +49,7 @@ class Replay:
         for req_id in (*step.finished_req_ids, *step.preempted_req_ids):
             del self.tables[req_id]
         self.num_preempted += len(step.preempted_req_ids)
+        self.recycle(step.freed_block_ids)
         assert not (step.preempted_req_ids and step.new_requests), "in and out in one step"
         for req_id in step.finished_req_ids:
             assert self.outputs[req_id] == self.max_tokens[req_id]
@@ -70,15 +74,33 @@ class Replay:
     def budget(self) -> int:
         return self.plan.max_num_batched_tokens
 
+    def recycle(self, freed_block_ids: dict[str, tuple[tuple[int, ...], ...]]) -> None:
+        """Columns before a window lose their block, 0 stands for that."""
+        assert not set(freed_block_ids) - set(self.tables)
+        for req_id, tables in self.tables.items():
+            freed = freed_block_ids.get(req_id, ((),) * len(tables))
+            for group, (table, ids) in enumerate(zip(tables, freed, strict=True)):
+                first = next((i for i, block in enumerate(table) if block), len(table))
+                assert tuple(table[first : first + len(ids)]) == ids
+                table[first : first + len(ids)] = [0] * len(ids)
+                self.num_freed += len(ids)
+                window = self.plan.sliding_window(group)
+                span, position = self.plan.block_sizes[group], self.computed[req_id]
+                for column, block in enumerate(table):
+                    last = (column + 1) * span - 1
+                    is_seen = not window or last > position - window
+                    assert bool(block) is is_seen, "a block is back before or after its time"
+
     def extend_tables(self, new_block_ids: dict[str, tuple[tuple[int, ...], ...]]) -> None:
         for req_id, groups in new_block_ids.items():
             assert len(groups) == len(self.plan.block_sizes)
+            assert any(groups)
             for table, ids in zip(self.tables[req_id], groups, strict=True):
-                assert ids
                 table.extend(ids)
                 self.num_reused += len(self.ever_used & set(ids))
                 self.ever_used |= set(ids)
-        held = [block for groups in self.tables.values() for table in groups for block in table]
+        tables = [table for groups in self.tables.values() for table in groups]
+        held = [block for table in tables for block in table if block]
         assert len(held) == len(set(held)), "two live tables share a block"
         assert all(0 < block < self.plan.num_blocks for block in held)
 
@@ -106,6 +128,14 @@ class Replay:
             if not share.is_prefilling:  # all tokens but the last one have their KV
                 prompt_len = share.prompt_len
                 assert self.computed[req_id] == prompt_len + self.outputs[req_id] - 1
+
+
+GROUPS = (
+    ONE_GROUP,
+    (KVGroup(), KVGroup()),
+    (KVGroup(), KVGroup(sliding_window=5, dcp_sharded=False)),
+    (KVGroup(sliding_window=1), KVGroup(sliding_window=24, dcp_sharded=False)),
+)
 
 
 @st.composite
@@ -139,21 +169,23 @@ def scenarios(draw: st.DrawFn) -> Scenario:
 @given(
     made=scenarios(),
     dcp_size=st.sampled_from([1, 2, 4]),
-    num_kv_groups=st.sampled_from([1, 2]),
+    kv_groups=st.sampled_from(GROUPS),
     num_drafts=st.sampled_from([0, 0, 1, 3]),
 )
 def test_every_plan_keeps_its_promises(
-    made: Scenario, dcp_size: int, num_kv_groups: int, num_drafts: int
+    made: Scenario, dcp_size: int, kv_groups: tuple[KVGroup, ...], num_drafts: int
 ) -> None:
     plan = make_plan(
         made,
         vocab_size=50,
         dcp_size=dcp_size,
-        num_kv_groups=num_kv_groups,
+        kv_groups=kv_groups,
         num_speculative_tokens=num_drafts,
     )
     Replay(plan, num_drafts)
-    assert plan.block_sizes == (made.limits.block_size * dcp_size,) * num_kv_groups
+    size = made.limits.block_size
+    sizes = [size * dcp_size if group.dcp_sharded else size for group in kv_groups]
+    assert plan.block_sizes == tuple(sizes)
     assert set(plan.arrivals_s) == {spec.req_id for spec in made.expand()}
 
 
@@ -213,6 +245,74 @@ def test_nobody_enters_in_a_step_that_preempts() -> None:
     limits = Limits(max_num_seqs=4, max_num_batched_tokens=4, block_size=2, num_blocks=9)
     plan = make_plan(scenario(entry(3, 10), entry(9, 5), limits=limits), vocab_size=50)
     assert Replay(plan).num_preempted >= 1
+
+
+WINDOW = (KVGroup(), KVGroup(sliding_window=5, dcp_sharded=False))
+
+
+def test_a_block_before_the_window_goes_to_the_next_request_in_the_same_step() -> None:
+    """Blocks of 4, window 5: the query at 8 sees 4 .. 8, so that positions 0 .. 3 are free."""
+    limits = Limits(max_num_seqs=4, block_size=4, num_blocks=20)
+    made = scenario(entry(7, 6), entry(2, 2, at_step=2), limits=limits)
+    plan = make_plan(made, vocab_size=50, kv_groups=WINDOW)
+    assert plan.sliding_windows == (0, 5)
+    assert plan.steps[0].new_block_ids["r0"] == ((1, 2), (3, 4))
+    assert [step.freed_block_ids for step in plan.steps[:3]] == [{}, {}, {"r0": ((), (3,))}]
+    assert 3 in [block for ids in plan.steps[2].new_block_ids.values() for g in ids for block in g]
+    assert Replay(plan).num_freed == 1
+
+
+def test_a_rejected_draft_keeps_its_window() -> None:
+    """What is freed follows the kept tokens, not those that were computed."""
+    limits = Limits(max_num_seqs=4, max_model_len=64, block_size=1, num_blocks=99)
+    plan = make_plan(
+        scenario(entry(6, 30), limits=limits),
+        vocab_size=50,
+        kv_groups=(KVGroup(sliding_window=4),),
+        num_speculative_tokens=3,
+    )
+    assert sum(s.num_rejected_tokens for step in plan.steps for s in step.scheduled) > 3
+    assert Replay(plan, 3).num_freed > 20
+
+
+def decode_lens(plan: ScenarioPlan) -> list[set[int]]:
+    steps = [
+        {s.num_scheduled_tokens for s in step.scheduled if not s.is_prefilling}
+        for step in plan.steps
+    ]
+    return [found for found in steps if found]
+
+
+def test_drafts_vary_by_step_or_by_request_and_never_exceed_the_most() -> None:
+    made = scenario(entry(5, 30), entry(9, 40), entry(2, 25, at_step=3))
+    plans = {
+        dynamic: make_plan(made, vocab_size=50, num_speculative_tokens=3, dynamic_spec=dynamic)
+        for dynamic in ("off", "step", "request")
+    }
+    assert decode_lens(plans["off"]) == [{4}] * len(decode_lens(plans["off"]))
+    by_step, by_request = decode_lens(plans["step"]), decode_lens(plans["request"])
+    assert all(len(found) == 1 for found in by_step)
+    assert any(len(found) > 1 for found in by_request)
+    assert set().union(*by_step) == set().union(*by_request) == {1, 2, 3, 4}
+    for plan in plans.values():
+        assert list(plan_violations(plan)) == []
+
+
+def test_a_window_needs_fewer_blocks_than_the_whole_length() -> None:
+    """Of 59 positions a query sees 5 and a step adds 4: 8 at once, in 3 blocks of 4 at worst."""
+    request = entry(40, 20)
+    more = {"max_num_seqs": 1, "max_num_batched_tokens": 4, "max_model_len": 64, "block_size": 4}
+    kv_groups = (KVGroup(sliding_window=5),)
+    tight = scenario(request, limits=Limits(**more, num_blocks=4))
+    assert not any(
+        step.preempted_req_ids
+        for step in make_plan(tight, vocab_size=50, kv_groups=kv_groups).steps
+    )
+    with pytest.raises(UsageError, match="take 15 of 4 each: use 16 blocks or more"):
+        make_plan(tight, vocab_size=50)
+    less = scenario(request, limits=Limits(**more, num_blocks=3))
+    with pytest.raises(UsageError, match="take 3 of 4 each: use 4 blocks or more"):
+        make_plan(less, vocab_size=50, kv_groups=kv_groups)
 
 
 def test_idle_gaps_are_dummy_steps_and_long_ones_are_cut_short() -> None:

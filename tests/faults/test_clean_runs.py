@@ -7,7 +7,12 @@ import pytest
 from pcpbench import cli
 from pcpbench.scenarios.loader import shipped_names
 from pcpbench.session import clean_runs
-from pcpbench.session.clean_runs import Draw, draw_runs
+from pcpbench.session.clean_runs import WORLDS, Draw, draw_runs
+
+
+def world_of(draw):
+    names = ("pcp", "tp", "dcp", "interleave", "model", "dcp_backend")
+    return tuple(getattr(draw.options, name) for name in names)
 
 
 def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
@@ -15,7 +20,7 @@ def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
     assert len({draw.options.seed for draw in draws}) == 200
     for values, count in (
         ([draw.scenario for draw in draws], len(shipped_names())),
-        ([(d.options.pcp, d.options.tp, d.options.dcp, d.options.interleave) for d in draws], 8),
+        ([world_of(draw) for draw in draws], len(WORLDS)),
         ([(draw.base, draw.candidate) for draw in draws], 5),
         ([draw.options.dtype for draw in draws], 3),
         ([draw.feed for draw in draws], 2),
@@ -34,7 +39,7 @@ def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():
 def one_draw(monkeypatch):
     draw = next(
         draw
-        for draw in draw_runs(200, 0, "cpu")
+        for draw in draw_runs(2000, 0, "cpu")
         if draw.candidate == "full" and draw.options.pcp == 2 and draw.scenario.startswith("s2")
     )
     monkeypatch.setattr(clean_runs, "draw_runs", lambda *arguments: [draw])

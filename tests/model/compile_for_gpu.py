@@ -10,7 +10,8 @@ from pcpbench.model import attention_kernels, sparse_attention_kernels
 
 ATTENTION = {
     "rank_c": 32, "rope": 16, "block_size": 16, "SHARDED": True, "dcp_size": 2, "dcp_rank": 1,
-    "interleave": 2, "BLOCK_R": 32, "BLOCK_H": 16, "BLOCK_C": 32, "BLOCK_P": 16, "BLOCK_N": 64,
+    "interleave": 2, "WINDOW": 24, "BLOCK_R": 32, "BLOCK_H": 16, "BLOCK_C": 32, "BLOCK_P": 16,
+    "BLOCK_N": 64,
 }  # fmt: skip
 TYPES = {
     "q": "*bf16", "kv": "*bf16", "cache": "*bf16", "out": "*fp32", "lse": "*fp32", "slots": "*i64",

@@ -37,7 +37,10 @@ def num_owned(length: int, dcp_size: int, dcp_rank: int, interleave: int) -> int
 
 
 class Stand:
-    """All ranks of a world over one small decoder; block k of request q is scattered on purpose."""
+    """All ranks of a world over one small decoder; block k of request q is scattered on purpose.
+
+    KV groups have equal tables: each layer has a cache of its own.
+    """
 
     def __init__(
         self,
@@ -82,6 +85,7 @@ class Stand:
                     torch.full((*cache_shape[:2], shape.index_head_dim), fill, dtype=dtype)
                     for _ in range(shape.num_hidden_layers if shape.is_sparse else 0)
                 ],
+                kv_groups=shape.layer_groups,
             )
             for rank in range(world.size)
         ]
@@ -89,6 +93,7 @@ class Stand:
             for context in self.contexts:
                 everyone = InProcessGroup(tuple(range(world.size)), context.rank)
                 context.ep = ExpertParallel(everyone, all2all_backend)
+        self.num_groups = len(shape.kv_groups)
         scattered = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(7)) + 1
         self.blocks = scattered.view(-1, 8).tolist()  # request -> its blocks
 
@@ -142,8 +147,8 @@ class Stand:
                 dcp_local_seq_lens=torch.tensor(local + [0] * extra_rows, dtype=torch.int32)
                 if d > 1
                 else None,
-                block_tables=(table,),
-                slot_mappings=torch.tensor([slots], dtype=torch.int64),
+                block_tables=(table,) * self.num_groups,
+                slot_mappings=torch.tensor([slots] * self.num_groups, dtype=torch.int64),
             )
             context.is_padding = torch.arange(size) >= len(spots[rank])
             ids = [tokens[q][p] for q, p in spots[rank]] + [0] * pad
@@ -201,8 +206,10 @@ def attention_case(
     extra_tokens: int = 0,
     extra_rows: int = 0,
     seed: int = 0,
+    window: int = 0,
 ) -> AttentionCase:
-    """rows: (seq_len, query tokens). All that must not be read is NaN or far out of range.
+    """rows: (seq_len, query tokens). All that must not be read is NaN or far out of range: with a
+    window, keys that no query of the row sees, and the table columns that hold nothing else.
 
     The expectation walks over tokens and positions, one by one.
     """
@@ -226,12 +233,16 @@ def attention_case(
         mine = [p for p in range(length) if owned(p, d, r, i)]
         used = -(-len(mine) // block_size)
         table[row, :used] = ids[row, :used].int()
-        for index, position in enumerate(mine):
+        oldest = max(0, length - n + 1 - window) if window else 0
+        unseen = sum(p < oldest for p in mine)
+        table[row, : unseen // block_size] = 2**30
+        for index, position in list(enumerate(mine))[unseen:]:
             cache[ids[row, index // block_size], index % block_size] = keys[position]
         queries = torch.randn(n, heads, width, generator=generator).to(dtype)
         q[starts[-1] : starts[-1] + n] = queries
         for j in range(n):
-            seen = keys[[p for p in mine if p <= length - n + j]].double()
+            at = length - n + j
+            seen = keys[[p for p in mine if p <= at and (not window or p > at - window)]].double()
             if len(seen):
                 scores = queries[j].double() @ seen.T * scale
                 out[starts[-1] + j] = scores.softmax(-1) @ seen[:, :rank]
@@ -250,6 +261,7 @@ def attention_case(
         d,
         r,
         i,
+        window,
     )
     return AttentionCase(args, out, lse)
 

@@ -42,6 +42,30 @@ def test_attention_sees_what_it_may_and_nothing_else(make_case, rows, dcp):
         check(case, *run(case))
 
 
+@pytest.mark.parametrize("window", [1, 3, 6, 40])
+@pytest.mark.parametrize("dcp", [(1, 0, 1), (2, 1, 2), (4, 3, 1)])
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
+def test_a_window_ends_what_a_query_sees(make_case, rows, dcp, window):
+    """Keys before it are NaN and their columns out of range: with dcp 4, whole shards are empty."""
+    for padding in (0, 3):
+        case = make_case(
+            rows, dcp=dcp, window=window, extra_tokens=padding, extra_rows=padding, block_size=2
+        )
+        check(case, *run(case))
+
+
+def test_nan_key_behind_the_window_stays_with_those_who_see_it(make_case):
+    """Positions 6 .. 9 with a window of 3; position 5 is seen by the first two only."""
+    case = make_case([(10, 4), (10, 4)], window=3)
+    clean, _ = run(case)
+    block = case.args[2][0, 1]
+    case.args[1][block, 1] = math.nan
+    out, lse = run(case)
+    assert out[:2].isnan().all()
+    assert lse[:2].isnan().all()
+    assert torch.equal(out[2:], clean[2:])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_rounds_only_inputs_and_result(make_case, dtype):
     case = make_case(BATCHES["mixed"], dtype=dtype)

@@ -27,6 +27,9 @@ ATTENTION = {
     "dcp 2 rank 0": ({"dcp": (2, 0, 1)}, [(8, 1), (1, 1), (7, 4)]),
     "dcp 2 rank 1": ({"dcp": (2, 1, 2), "extra_tokens": 1}, [(8, 3), (1, 1), (2, 2)]),
     "dcp 4 rank 3": ({"dcp": (4, 3, 4), "extra_rows": 2}, [(15, 1), (16, 2), (17, 3), (40, 30)]),
+    "window": ({"window": 5, "block_size": 3}, [(70, 1), (130, 9), (4, 4), (3, 0)]),
+    "wide window": ({"window": 70, "extra_tokens": 1}, [(150, 1), (130, 100)]),
+    "dcp 2 window": ({"dcp": (2, 1, 2), "window": 3}, [(9, 1), (8, 3), (1, 1), (40, 12)]),
     # Not bfloat16: the interpreter multiplies its bit patterns as integers.
     "float16": ({"dtype": torch.float16}, [(21, 2), (64, 1)]),
     # The local length names more keys than the table can: cut, not followed out of bounds.

@@ -7,13 +7,14 @@ import torch
 
 from pcpbench.model import dense
 from pcpbench.model.decoder import MLADecoder
-from pcpbench.model.presets import SMALL, TINY, TINY_MOE, TINY_SPARSE, TINY_SPARSE_MOE
+from pcpbench.model.presets import SMALL, TINY, TINY_MOE, TINY_SPARSE, TINY_SPARSE_MOE, TINY_SWA
 
 CPU = torch.device("cpu")
 TOLERANCE = {"rtol": 1e-4, "atol": 2e-5}
 
 
-SHAPES = [TINY, SMALL, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE]
+WINDOW = replace(TINY_SWA, sliding_window=6)
+SHAPES = [TINY, SMALL, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE, WINDOW]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.name)
@@ -56,8 +57,22 @@ def test_a_position_sees_itself_and_what_is_before_it_and_no_other_sequence(toke
     torch.testing.assert_close(packed[1], before, **TOLERANCE)
 
 
-def test_queries_taken_in_pieces_see_the_same(tokens, monkeypatch):
-    model = MLADecoder(TINY, torch.float32, CPU, seed=0)
+def test_a_position_sees_no_further_back_than_its_window(tokens):
+    """One sliding layer of window 6: token 2 is seen by 2 .. 7."""
+    shape = replace(WINDOW, num_hidden_layers=1, layer_types=("sliding_attention",))
+    model = MLADecoder(shape, torch.float32, CPU, seed=0)
+    sequence = tokens[0][:12]
+    changed = [*sequence[:2], (sequence[2] + 1) % 256, *sequence[3:]]
+    places = list(range(12))
+    (before,) = dense.dense_logits(model, [sequence], [places])
+    (after,) = dense.dense_logits(model, [changed], [places])
+    moved = (after - before).abs().amax(1) > 1e-3
+    assert moved.tolist() == [2 <= place <= 7 for place in places]
+
+
+@pytest.mark.parametrize("shape", [TINY, WINDOW], ids=lambda shape: shape.name)
+def test_queries_taken_in_pieces_see_the_same(tokens, monkeypatch, shape):
+    model = MLADecoder(shape, torch.float32, CPU, seed=0)
     args = model, [tokens[0][:50]], [list(range(50))]
     (whole,) = dense.dense_logits(*args)
     monkeypatch.setattr(dense, "MAX_SCORES", 4 * 50 * 7)

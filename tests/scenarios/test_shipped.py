@@ -9,6 +9,8 @@ import pytest
 
 from pcpbench.config import DEFAULT_CAPTURE_SIZES
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
+from pcpbench.model.presets import TINY_SWA
 from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 
@@ -18,11 +20,18 @@ WITH_DRAFTS = {"s4-draft-length-prompts": (1, 3)}
 """Scenarios that trigger what they claim under so many draft tokens only."""
 
 
-def plan_of(name: str, dcp_size: int = 1, num_drafts: int = 0) -> ScenarioPlan:
+WITH_GROUPS = ("s17-window-recycling",)
+"""Scenarios that trigger what they claim with several KV groups only."""
+
+
+def plan_of(
+    name: str, dcp_size: int = 1, num_drafts: int = 0, kv_groups: tuple[KVGroup, ...] = ONE_GROUP
+) -> ScenarioPlan:
     return make_plan(
         load_scenario(name),
         vocab_size=512,
         dcp_size=dcp_size,
+        kv_groups=kv_groups,
         num_speculative_tokens=num_drafts,
     )
 
@@ -277,7 +286,7 @@ def claims() -> list[tuple[str, str]]:
     return [
         (name, cover)
         for name in NAMES
-        if name not in WITH_DRAFTS
+        if name not in (*WITH_DRAFTS, *WITH_GROUPS)
         for cover in load_scenario(name).covers
     ]
 
@@ -297,6 +306,45 @@ def test_a_scenario_made_for_drafts_triggers_what_it_claims(
 ) -> None:
     found = [DRAFT_TRIGGERS[cover](plan_of(name, dcp_size, count)) for count in WITH_DRAFTS[name]]
     assert any(found) if cover == "K34" else all(found)
+
+
+@pytest.mark.parametrize("dcp_size", [1, 2, 4])
+@pytest.mark.parametrize("num_drafts", [0, 3])
+@pytest.mark.parametrize("name", WITH_GROUPS)
+def test_blocks_before_a_window_go_to_others_while_their_request_runs(
+    name: str, dcp_size: int, num_drafts: int
+) -> None:
+    assert load_scenario(name).covers == ("K40",)
+    plan = plan_of(name, dcp_size, num_drafts, TINY_SWA.kv_groups)
+    owner: dict[int, str] = {}
+    num_at_once = num_others = 0
+    for step in plan.steps:
+        freed = {b: name for name, g in step.freed_block_ids.items() for ids in g for b in ids}
+        owner |= freed
+        for req_id, groups in step.new_block_ids.items():
+            for block in (block for ids in groups for block in ids):
+                num_at_once += block in freed
+                num_others += owner.pop(block, req_id) != req_id
+    assert num_at_once >= 5
+    assert num_others >= 10
+
+
+def test_groups_with_windows_outgrow_the_pool_together() -> None:
+    again = [
+        new
+        for step in plan_of("s17-window-recycling", kv_groups=TINY_SWA.kv_groups).steps
+        for new in step.new_requests
+        if new.num_generated
+    ]
+    assert len(again) >= 3
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dcp_size", [1, 2])
+def test_every_scenario_can_be_planned_for_several_kv_groups(name: str, dcp_size: int) -> None:
+    plan = plan_of(name, dcp_size, kv_groups=TINY_SWA.kv_groups)
+    assert plan.block_sizes == (16 * dcp_size, 16)
+    assert plan.sliding_windows == (0, 24)
 
 
 def test_near_the_longest_length_a_decode_batch_is_not_uniform() -> None:

@@ -27,9 +27,11 @@ class Bench:
         self.plan = make_plan(
             load_scenario(scenario),
             vocab_size=model_shape(self.options.preset).vocab_size,
+            kv_groups=model_shape(self.options.preset).kv_groups,
             dcp_size=self.options.dcp,
             max_num_seqs=self.options.max_num_seqs,
             num_speculative_tokens=self.options.spec_tokens,
+            dynamic_spec=self.options.dynamic_spec,
         )
         target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
         builder = StandBuilder(target, build_ladder(base, candidate), self.options, "cpu")

@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from pcpbench import cli
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.worker import Worker
+from pcpbench.modes import CUDAGraphMode
 from pcpbench.results import Outcome
 
 WORLDS = [
@@ -159,3 +162,50 @@ def test_a_size_that_is_no_multiple_is_told_and_used_rounded_up(bench):
     told = [n.message for n in made.engine("full").candidates.notices]
     assert sum("is not a multiple of the decode query length 3" in text for text in told) == 4
     check(made.run(), "full")
+
+
+DYNAMIC_WORLDS = {
+    "pcp 2": {"pcp": 2},
+    "tp 4 dcp 2": {"pcp": 1, "tp": 4, "dcp": 2, "interleave": 2, "microbatch": True},
+}
+
+
+@pytest.mark.parametrize("dynamic", ["step", "request"])
+@pytest.mark.parametrize("world", DYNAMIC_WORLDS.values(), ids=DYNAMIC_WORLDS)
+def test_drafts_that_vary_replay_by_length_and_else_by_the_varlen_graph(bench, world, dynamic):
+    sizes = {"capture_sizes": "4,16,32"}
+    made = bench("s7-same-prompt-twice", spec_tokens=3, dynamic_spec=dynamic, **sizes, **world)
+    result = made.run()
+    check(result, "full")
+    chosen = {r.descriptor for r in made.trial.records if r.arm == "full" and not r.idle}
+    full = {d for d in chosen if d.cg_mode is CUDAGraphMode.FULL}
+    assert len({d.uniform_token_count for d in full if d.uniform_token_count}) >= 2
+    if dynamic == "request":
+        assert any(d.max_query_len is not None for d in full)
+    assert "queries are not uniform" not in arm_of(result, "full").miss_reasons
+
+
+def test_the_host_learns_of_rejected_drafts_also_before_a_step_without_any(bench, monkeypatch):
+    original, seen = Worker.post_update, []
+
+    def watched(self, plan, tokens):
+        found = original(self, plan, tokens)
+        if not plan.num_draft_tokens:
+            slots = self.global_batch.idx_mapping_np
+            state = self.request_state
+            seen.append(state.num_computed_tokens[slots].tolist())
+            assert state.num_computed_tokens_np[slots].tolist() == seen[-1]
+        return found
+
+    monkeypatch.setattr(Worker, "post_update", watched)
+    bench("s7-same-prompt-twice", spec_tokens=3, dynamic_spec="step", capture_sizes="4").run()
+    assert len(seen) > 10
+
+
+def test_dynamic_drafts_without_drafts_are_refused(capsys):
+    assert cli.run(["compare", "eager", "full", "--dynamic-spec", "step"]) == 2
+    assert "--dynamic-spec is step without draft tokens" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert cli.run(["capture", "--dynamic-spec", "often", "--spec-tokens", "2"]) == 2
+    assert "--dynamic-spec is 'often'" in capsys.readouterr().err
