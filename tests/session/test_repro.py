@@ -182,7 +182,7 @@ BROKEN = {
     "many blocks": (lambda d: plan_of(d).update(num_blocks=10**12), "its num_blocks is 10000"),
     "size 0": (lambda d: plan_of(d).update(block_sizes=[0]), "its block_sizes are [0]"),
     "no size": (lambda d: plan_of(d).update(block_sizes=[]), "its block_sizes are []"),
-    "sizes": (lambda d: plan_of(d).update(block_sizes=[16, 16]), "blocks for 1 of 2 groups"),
+    "sizes": (lambda d: plan_of(d).update(block_sizes=[16, 16]), "its block_sizes are [16, 16]"),
     "length": (lambda d: plan_of(d).update(max_model_len=1), "its max_model_len is 1"),
     "budget": (
         lambda d: plan_of(d).update(max_num_batched_tokens=1),
