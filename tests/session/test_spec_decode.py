@@ -166,7 +166,7 @@ def test_a_size_that_is_no_multiple_is_told_and_used_rounded_up(bench):
 
 DYNAMIC_WORLDS = {
     "pcp 2": {"pcp": 2},
-    "tp 4 dcp 2": {"pcp": 1, "tp": 4, "dcp": 2, "interleave": 2, "microbatch": True},
+    "tp 2 dcp 2": {"pcp": 1, "tp": 2, "dcp": 2, "interleave": 2, "microbatch": True},
 }
 
 
