@@ -15,7 +15,7 @@ from pcpbench.world import World
 
 DTYPES = ("float32", "bfloat16", "float16")
 PRESETS = (
-    "tiny", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe", "tiny-swa"
+    "tiny", "tiny-swa", "small", "v2-lite-layer", "tiny-sparse", "tiny-moe", "tiny-sparse-moe",
 )  # fmt: skip
 DCP_BACKENDS = ("ag_rs", "a2a")
 ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")

@@ -219,7 +219,7 @@ TINY_SPARSE_MOE: Final = _with_experts(TINY_SPARSE, "tiny-sparse-moe")
 
 MODEL_SHAPES: Final[dict[str, ModelShape]] = {
     shape.name: shape
-    for shape in (TINY, SMALL, V2_LITE_LAYER, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE, TINY_SWA)
+    for shape in (TINY, TINY_SWA, SMALL, V2_LITE_LAYER, TINY_SPARSE, TINY_MOE, TINY_SPARSE_MOE)
 }
 
 
