@@ -343,7 +343,8 @@ def test_groups_with_windows_outgrow_the_pool_together() -> None:
 @pytest.mark.parametrize("dcp_size", [1, 2])
 def test_every_scenario_can_be_planned_for_several_kv_groups(name: str, dcp_size: int) -> None:
     plan = plan_of(name, dcp_size, kv_groups=TINY_SWA.kv_groups)
-    assert plan.block_sizes == (16 * dcp_size, 16)
+    block_size = load_scenario(name).limits.block_size
+    assert plan.block_sizes == (block_size * dcp_size, block_size)
     assert plan.sliding_windows == (0, 24)
 
 
