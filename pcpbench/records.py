@@ -265,7 +265,7 @@ class StepTiming:
         return None if self.kernel_s is None else self.wall_s - self.kernel_s
 
 
-CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(21))
+CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(22))
 """Every contract of docs/contracts.md."""
 
 
