@@ -159,11 +159,11 @@ def test_nothing_that_the_world_can_hold_is_exit_3(capsys):
 
 
 def test_a_world_that_the_engine_refuses_is_exit_2_before_anything_runs(capsys):
-    arguments = ["--fault", SOUND.name, "--pcp", "2", "--dcp", "2"]
+    arguments = ["--fault", SOUND.name, "--pcp", "2", "--tp", "3"]
     assert cli.run(["faults", "run", *arguments]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "dcp" in captured.err or "decode_context_parallel_size" in captured.err
+    assert "--tp is 3" in captured.err
 
 
 def test_full_checks_fire_what_quick_ones_do_not_look_for(capsys):

@@ -183,8 +183,8 @@ def test_half_precision_is_read_back_too(bench, monkeypatch):
 def test_what_taps_hide_is_found_without_them(bench, monkeypatch):
     attend = MLAAttention.attend
 
-    async def faulty(self, q, kv, out, lse, context):
-        await attend(self, q, kv, out, lse, context)
+    async def faulty(self, q, kv, out, lse, context, index):
+        await attend(self, q, kv, out, lse, context, index)
         if context.taps is None and context.pcp.size > 1 and context.metadata is not None:
             out.mul_(1.5)
 
