@@ -1,6 +1,6 @@
 """Watches an engine run one step: when each phase of it began and ended, and on which rank.
 
-Owns which calls of an engine are phases. Nothing of it is there while nobody watches: for the `with`
+Owns which calls of an engine are phases. Nothing of it is there while nobody watches: for a `with`
 block the engine is handed stand-ins for its workers, its dispatcher and its graphs that time the
 calls which pass through them. All ranks of a process run one after the other, in lockstep from
 collective to collective, so a rank's forward pass is as many phases as it had turns. A replay, and

@@ -33,7 +33,7 @@ from pcpbench.session.planning import plan_scenario
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
-from pcpbench.session.tracing import NUM_TRACE_PASSES
+from pcpbench.session.tracing import MAX_TRACED_STEPS
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
 
@@ -170,7 +170,7 @@ def _trial(
 def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
     """Steps of all passes: each arm once under the judge, some poisoned; two timed and watched."""
     repetitions = request.repetitions
-    passes = repetitions + NUM_RECORD_PASSES + NUM_TRACE_PASSES
-    timed = 2 * passes if repetitions else 0
+    passes = (repetitions + NUM_RECORD_PASSES) * len(plan.steps)
+    timed = 2 * (passes + min(len(plan.steps), MAX_TRACED_STEPS)) if repetitions else 0
     poisoned = len(stand.poisoned) * len(POISONS) if request.checks == "full" else 0
-    return len(plan.steps) * (len(stand.arms) + poisoned + timed)
+    return len(plan.steps) * (len(stand.arms) + poisoned) + timed

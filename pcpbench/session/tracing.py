@@ -1,4 +1,4 @@
-"""One more run of the two arms of a comparison, watched: the phases of every step (docs/report.md).
+"""One more run of the two arms of a comparison, watched: the phases of steps (docs/report.md).
 
 Owns the traced pass. It comes after the timed repetitions and is none of them: what a watched step
 takes is in no statistic.
@@ -14,7 +14,8 @@ from pcpbench.records import Phase
 from pcpbench.session.timing import Drafts, drafts_at, tokens_at
 from pcpbench.targets.protocol import Arm
 
-NUM_TRACE_PASSES = 1
+MAX_TRACED_STEPS = 24
+"""Steps of a scenario that are watched, its first ones: a whole pass more would cost a twelfth."""
 
 
 def trace_arms(
@@ -25,7 +26,7 @@ def trace_arms(
     drafts: Drafts = None,
     on_step: Callable[[], None] = lambda: None,
 ) -> list[Phase]:
-    """Run the scenario once, the arms in turn, and return the phases of every step.
+    """Run the first steps of the scenario once, the arms in turn, and return their phases.
 
     forced, drafts: as in time_arms. A step ends when its device has done what it was given.
     """
@@ -34,7 +35,7 @@ def trace_arms(
     clock.synchronize()
     begin = clock.now()
     phases: list[Phase] = []
-    for number, step in enumerate(plan.steps):
+    for number, step in enumerate(plan.steps[:MAX_TRACED_STEPS]):
         for arm in arms:
             start = clock.now()
             fed = (tokens_at(forced, number), drafts_at(drafts, arm, number))
