@@ -10,6 +10,8 @@ from typing import Annotated
 
 import typer
 
+from pcpbench.report.printable import printable
+
 Out = Annotated[
     Path | None,
     typer.Option("--out", help="File to write; only a file that this command made is replaced."),
@@ -37,7 +39,7 @@ def report(
     """
     from pcpbench.report_commands import write_report
 
-    print(write_report(runs, out))
+    print(printable(str(write_report(runs, out))))
 
 
 def trace(
@@ -50,4 +52,4 @@ def trace(
     """
     from pcpbench.report_commands import write_trace
 
-    print(write_trace(run, out))
+    print(printable(str(write_trace(run, out))))

@@ -122,7 +122,7 @@ def test_plots_follow_the_colours_of_the_page_and_tell_what_they_show(page_text)
 
 
 def test_what_a_file_says_is_never_markup(run_dir):
-    evil = '<script>alert("x")</script>$\\frac{1}{2}$'
+    evil = '<script>alert("x")</script>$\\frac{1}{2}$\x1b[1m\u202e\u65e5'
     for file in run_dir.glob("*.csv"):
         rewrite(file, lambda s: s.replace("first", '"' + evil.replace('"', '""') + '"'))
     manifest = json.loads((run_dir / "manifest.json").read_text())
@@ -131,6 +131,7 @@ def test_what_a_file_says_is_never_markup(run_dir):
     text = page_of(run_dir)
     assert "<script" not in text
     assert "alert(" in text
+    assert not set(text) & set("\x1b\u202e")
     assert len(Page(text).figures) >= 9
 
 

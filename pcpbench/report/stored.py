@@ -19,6 +19,7 @@ from typing import Any, Final
 from pcpbench import __version__
 from pcpbench.errors import UsageError
 from pcpbench.report.manifest import NAME, SCHEMA_VERSION
+from pcpbench.report.printable import printable
 
 KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "summary.csv": ("scenario", "arm", "role", "outcome"),
@@ -175,7 +176,7 @@ def _read_table(run: StoredRun, name: str) -> list[Row] | None:
     text = _text_of(file)
     if not text.endswith("\n"):
         raise _damaged(file, "it is cut off in the middle of a line")
-    return list(_rows(file, text, KEYS.get(name, ())))
+    return list(_rows(file, printable(text), KEYS.get(name, ())))
 
 
 def _rows(file: Path, text: str, keys: Sequence[str]) -> Iterator[Row]:

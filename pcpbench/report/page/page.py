@@ -21,6 +21,7 @@ from pcpbench.report.page.parts import RunPart, Section, Table
 from pcpbench.report.page.speed import speed_sections
 from pcpbench.report.page.trend import trend_section
 from pcpbench.report.page.work import work_sections
+from pcpbench.report.printable import printable
 from pcpbench.report.stored import Row, StoredRun
 from pcpbench.report.stored_compare import StoredCompare
 
@@ -48,6 +49,7 @@ def render_page(runs: Sequence[StoredRun], faults: Sequence[FaultsFile] = ()) ->
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
+        finalize=_shown,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -62,6 +64,11 @@ def render_page(runs: Sequence[StoredRun], faults: Sequence[FaultsFile] = ()) ->
         parts=parts,
         svg=Markup,
     )
+
+
+def _shown(value: Any) -> Any:
+    """Text of a run cannot turn its neighbours round, or hide: control characters are escapes."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else printable(value)
 
 
 def _part(run: StoredRun) -> RunPart:

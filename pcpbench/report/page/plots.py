@@ -231,7 +231,7 @@ def cell_maps(
             _cell_map(axes, one, len(classes))
         panels[-1].set_xlabel(axis)
         handles: list[Any] = [
-            Line2D([], [], marker="s", linestyle="none", color=HEAT[min(number, len(HEAT) - 1)],
+            Line2D([], [], marker="s", linestyle="none", color=_heat(number, len(classes)),
                    markersize=9 * _size(number, len(classes)), label=name)
             for number, name in enumerate(classes)
         ]  # fmt: skip
@@ -243,6 +243,11 @@ def cell_maps(
             handles.append(Patch(facecolor=GRID, label="nothing to compare"))
         legend_below(figure, handles, 2)
         return to_svg(figure, title, desc)
+
+
+def _heat(number: int, num_classes: int) -> str:
+    """The classes spread over all shades: of two, the third and the last."""
+    return HEAT[max((number + 1) * len(HEAT) // max(num_classes, 1), 1) - 1]
 
 
 def _size(number: int, num_classes: int) -> float:
@@ -263,7 +268,7 @@ def _cell_map(axes: Any, one: CellMap, num_classes: int) -> None:
             for (x, y), found in one.cells.items()
             if found == number
         ]
-        colour = HEAT[min(number, len(HEAT) - 1)]
+        colour = _heat(number, num_classes)
         axes.add_collection(PolyCollection(corners, facecolors=colour, edgecolors="none"))
     if one.bad:
         xs, ys = zip(*sorted(one.bad), strict=True)
@@ -281,12 +286,16 @@ def _whole_ticks() -> MaxNLocator:
 
 @dataclass(frozen=True)
 class Trend:
-    """Points of runs of equal settings. spreads: lowest and highest scenario of each point."""
+    """Points of runs of equal settings.
+
+    number: their colour and shape. spreads: lowest and highest scenario of each point.
+    """
 
     name: str
     runs: Sequence[int]
     values: Sequence[float]
     spreads: Sequence[tuple[float, float]]
+    number: int
 
 
 def trend_lines(
@@ -297,7 +306,8 @@ def trend_lines(
     with styled():
         figure, (axes,) = canvas(2.8)
         handles = []
-        for number, trend in enumerate(trends):
+        for trend in trends:
+            number = trend.number
             colour = SERIES[number % len(SERIES)]
             for x, (low, high) in zip(trend.runs, trend.spreads, strict=True):
                 axes.plot([x, x], [low, high], color=colour, linewidth=3, alpha=0.35)
@@ -309,7 +319,7 @@ def trend_lines(
             axes.axhline(level, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
         top = max([high for trend in trends for _, high in trend.spreads] + [level or 0.0])
-        axes.set_ylim(0, 1.1 * top or 1.0)
+        axes.set_ylim(-0.04 * (top or 1.0), 1.1 * top or 1.0)
         axes.set_xticks(range(1, num_runs + 1, -(-num_runs // 16)))
         axes.set_xlim(0.5, num_runs + 0.5)
         axes.set_xlabel("run, in order of time")

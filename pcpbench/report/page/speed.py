@@ -32,6 +32,8 @@ def unit_of(values: Sequence[float]) -> tuple[float, str]:
 def speed_sections(run: StoredCompare) -> list[Section]:
     """All sections about time."""
     shared = "" if run.num_ranks == 1 else f"Sums over {run.num_ranks} ranks that share one device."
+    if run.has("samples.csv") and not (run.passed and run.rows("samples.csv")):
+        return [Section("Times", NO_TIMES)]
     numbers = _descriptor_numbers(run)
     return [
         Section(

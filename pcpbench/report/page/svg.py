@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import re
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
@@ -78,7 +79,9 @@ _numbers = count(1)
 @contextmanager
 def styled() -> Iterator[None]:
     """The house style of figures, for the `with` block; nothing of it stays."""
-    with matplotlib.rc_context(_SETTINGS):
+    with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
+        # Text is laid out with matplotlib's font and drawn with the reader's, which may have more.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         yield
 
 

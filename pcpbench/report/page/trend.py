@@ -158,12 +158,14 @@ def _figure(runs: Sequence[StoredCompare], groups: Sequence[str], one: _Measured
     table = Table(columns, rows, frozenset({0, 3, 4, 5, 6}))
     if not points:
         return Figure(one.title, table=table, note="No run has a value for this.")
+    order = sorted(set(groups))
     trends = [
         plots.Trend(
             f"kind {group}",
             [p[0] for p in mine],
             [p[1] for p in mine],
             [(p[2], p[3]) for p in mine],
+            order.index(group),
         )
         for group, mine in sorted(points.items())
     ]
