@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from pcpbench import cli
+from pcpbench.report.stored import read_run
+from pcpbench.report.stored_compare import StoredCompare
 
 SCENARIO = """\
 name: {name}
@@ -152,6 +154,14 @@ def test_no_time_is_shown_for_what_did_not_pass(run_dir, page_text):
     assert "first" not in itl
     assert "first" in before[before.index("ITL over steps") : before.index("<h3>Launch overhead")]
     assert "first" in text[text.index("Drift by step") :]
+
+
+def test_nobody_is_handed_times_of_what_did_not_pass(run_dir):
+    assert StoredCompare(read_run(run_dir)).samples("first", "eager", "tpot")
+    rewrite(run_dir / "summary.csv", lambda s: s.replace(",pass,", ",not compared,"))
+    run = StoredCompare(read_run(run_dir))
+    assert run.samples("first", "eager", "tpot") == []
+    assert run.by_step("first", "eager", "step") == {}
 
 
 def test_a_killed_run_shows_what_had_finished(run_dir):
