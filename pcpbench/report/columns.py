@@ -357,7 +357,7 @@ FILES: Final = (
      SAMPLES),
     ("drift.csv", "One row for each scenario, step, pair of arms, tensor and layer (`compare`).",
      DRIFT),
-    ("phases.csv", "One row for each phase of the first 24 steps of the two arms, in a run of its "
+    ("phases.csv", "One row for each phase of the first 16 steps of the two arms, in a run of its "
      "own after the timed ones, of a scenario that passed (`compare`).", PHASES),
     ("capture.csv", "One row for each captured descriptor (`capture`).", CAPTURE),
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",

@@ -14,8 +14,8 @@ from pcpbench.records import Phase
 from pcpbench.session.timing import Drafts, drafts_at, tokens_at
 from pcpbench.targets.protocol import Arm
 
-MAX_TRACED_STEPS = 24
-"""Steps of a scenario that are watched, its first ones: a whole pass more would cost a twelfth."""
+MAX_TRACED_STEPS = 16
+"""Steps of a scenario that are watched, its first ones: a whole pass would take a twelfth of a compare."""
 
 
 def trace_arms(
