@@ -19,6 +19,8 @@ from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.results import AddressUse, CapturedGraph
 
 Routine = Coroutine[Meeting, Any, None]
+Launch = Callable[[Graph], None]
+"""How one graph is launched: by its own `replay`, or by that with a clock around it."""
 
 
 class StagesInputs(Protocol):
@@ -31,6 +33,10 @@ class StagesInputs(Protocol):
         """
 
 
+def _launch(graph: Graph) -> None:
+    graph.replay()
+
+
 @dataclass
 class _Segments:
     """Captured segments with the eager work of all ranks between each pair of them."""
@@ -38,11 +44,11 @@ class _Segments:
     graphs: list[Graph]
     breaks: list[list[Work]]
 
-    def replay(self) -> None:
+    def replay(self, launch: Launch) -> None:
         for graph, works in zip(self.graphs, self.breaks, strict=False):
-            graph.replay()
+            launch(graph)
             run_lockstep([work() for work in works])
-        self.graphs[-1].replay()
+        launch(self.graphs[-1])
 
 
 class GraphManager:
@@ -88,10 +94,10 @@ class GraphManager:
         """Whether this descriptor was captured."""
         return descriptor in self._graphs
 
-    def replay(self, descriptor: BatchExecutionDescriptor) -> None:
+    def replay(self, descriptor: BatchExecutionDescriptor, launch: Launch = _launch) -> None:
         """Replay a captured descriptor on what the persistent buffers hold now."""
         segments = self._graphs[descriptor]
-        segments.replay()
+        segments.replay(launch)
         self.num_replays += len(segments.graphs)
 
     def _capture_segments(self, routines: list[Routine]) -> _Segments:

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from pcpbench import __version__, cli_runs
+from pcpbench import __version__, cli_report, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
@@ -65,6 +65,7 @@ app.add_typer(scenarios_app, name="scenarios")
 app.add_typer(faults_app, name="faults")
 cli_runs.register(app)
 add_gate(app)
+cli_report.register(app)
 
 
 def _show_version(asked: bool) -> None:

@@ -270,6 +270,40 @@ CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(22))
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One measured time of one arm, in seconds, before any statistic.
+
+    measure: `tpot`, `itl`, `ttft` (of a request), `step`, `kernel` or `launch_overhead` (of a
+    step). request: whose, None for a step's. step: the step itself, or the one that ended an `itl`;
+    None for a whole request's.
+    """
+
+    arm: str
+    repetition: int
+    measure: str
+    request: str | None
+    step: int | None
+    value_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One stretch of a step of one arm.
+
+    name: `step`, or a part of it: `update_states`, `prepare_inputs`, `dispatch`,
+    `prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`. rank: whose, None
+    for what is done for all ranks at once. start_s: since the traced pass of the scenario began.
+    """
+
+    arm: str
+    step: int
+    name: str
+    rank: int | None
+    start_s: float
+    duration_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Violation:
     """A contract that did not hold (SPEC 12); `contract` is its id, such as C1."""
 

@@ -90,7 +90,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     did not serve steps, counted. real_tokens, padded_tokens: rank-local tokens summed over ranks
     and steps, before and after padding. num_draft_tokens, num_accepted_tokens: drafts verified, and
     those of them accepted. tpot, itl, ttft, step, launch, kernel: times in seconds, None where not
-    measured. dispatch: the audit of its dispatch, None where nobody made one.
+    measured. dispatch: the audit of its dispatch, None where nobody made one. num_graphs: captured
+    descriptors. capture_s: what capturing them took, warm-ups included; None for an arm with none.
     """
 
     arm: str
@@ -117,6 +118,8 @@ class ArmSummary(msgspec.Struct, frozen=True, kw_only=True):
     launch: Stat | None = None
     kernel: Stat | None = None
     dispatch: DispatchSummary | None = None
+    num_graphs: int = 0
+    capture_s: float | None = None
 
     @property
     def padding_waste(self) -> float | None:
@@ -181,6 +184,20 @@ class StepDrift(msgspec.Struct, frozen=True, kw_only=True):
     arm: str
     twin: str
     step: int
+    worst: Drift
+
+
+class PlaceDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """Worst drift of one tensor of one step over all ranks; rows of drift.csv.
+
+    layer: of a `kv_cache`, None for what lies behind the last layer.
+    """
+
+    kind: str
+    arm: str
+    twin: str
+    step: int
+    layer: int | None
     worst: Drift
 
 

@@ -18,6 +18,8 @@ HELP_COMMANDS = [
     ["compare", "--help"],
     ["modes", "--help"],
     ["matrix", "--help"],
+    ["report", "--help"],
+    ["trace", "--help"],
     ["repro", "--help"],
     ["gate", "--help"],
     ["doctor", "--help"],

@@ -304,10 +304,10 @@ class ScenarioJudge:
         broken: list[Violation] = []
         for place in self._kv_places(step, tally, views, scope):
             if is_ok(place.drift):
-                tally.note(step.index, (place.drift,), None)
+                tally.note(step.index, (place.drift,), None, place.layer)
                 continue
             difference = compare.difference_of(record, twin, place.drift, place.rank, place.layer)
-            tally.note(step.index, (place.drift,), difference)
+            tally.note(step.index, (place.drift,), difference, place.layer)
             # A slot that went wrong stays wrong: whole caches accuse a layer once.
             cache = kv.CachePlace(place.drift.tensor, place.layer)
             key = (pair.arm, place.rank, cache)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pcpbench.checks.stats import stat_of
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import StepTiming
+from pcpbench.records import Sample, StepTiming
 from pcpbench.results import Stat
 
 Samples = dict[tuple[str, int], float]
@@ -108,6 +108,54 @@ def request_times(plan: ScenarioPlan, walls: Sequence[float]) -> dict[str, Reque
         )
         for req_id, number in admitted.items()
     }
+
+
+def samples_of(
+    plan: ScenarioPlan, timings: Sequence[StepTiming], async_device: bool = False
+) -> list[Sample]:
+    """Every sample behind the statistics, arm after arm, in the order in which they were timed."""
+    ends = _token_steps(plan)
+    samples = []
+    for arm in dict.fromkeys(timing.arm for timing in timings):
+        times = arm_times(plan, timings, arm, async_device)
+        for measure in ("tpot", "ttft"):
+            for (request, repetition), value in getattr(times, measure).items():
+                samples.append(_sample(arm, repetition, measure, request, None, value))
+        for (what, repetition), value in times.itl.items():
+            request, _, gap = what.rpartition("#")
+            step = ends[request][int(gap)]
+            samples.append(_sample(arm, repetition, "itl", request, step, value))
+        for measure, kind in (
+            ("step", "step"),
+            ("kernel", "kernel"),
+            ("launch_overhead", "launch"),
+        ):
+            for (what, repetition), value in getattr(times, kind).items():
+                samples.append(_sample(arm, repetition, measure, None, int(what), value))
+    return samples
+
+
+def _sample(
+    arm: str, repetition: int, measure: str, request: str | None, step: int | None, value: float
+) -> Sample:
+    return Sample(
+        arm=arm,
+        repetition=repetition,
+        measure=measure,
+        request=request,
+        step=step,
+        value_s=value,
+    )
+
+
+def _token_steps(plan: ScenarioPlan) -> dict[str, list[int]]:
+    """Indices of the steps that give each request tokens."""
+    steps: dict[str, list[int]] = {}
+    for step in plan.steps:
+        for request in step.scheduled:
+            if request.num_output_tokens:
+                steps.setdefault(request.req_id, []).append(step.index)
+    return steps
 
 
 def _arrival_step(plan: ScenarioPlan, req_id: str, admitted: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from pcpbench.checks.budgets import budget_of
 from pcpbench.checks.compare import StepComparison
@@ -20,7 +21,7 @@ from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
 from pcpbench.records import Difference, Drift, StepRecord
-from pcpbench.results import ArmSummary, DriftSummary, StepDrift
+from pcpbench.results import ArmSummary, DriftSummary, PlaceDrift, StepDrift
 
 
 @dataclass
@@ -136,6 +137,7 @@ class ArmTally:
 
     def summary(self, times: ArmTimes | None) -> ArmSummary:
         """The arm's part of a result."""
+        stats: dict[str, Any] = {} if times is None else {**times.stats()}
         return ArmSummary(
             arm=self.setup.name,
             num_steps=self.num_steps,
@@ -155,7 +157,7 @@ class ArmTally:
             dispatch=self.audit.summary(),
             num_draft_tokens=self.draft_tokens,
             num_accepted_tokens=self.accepted_tokens,
-            **({} if times is None else times.stats()),
+            **stats,
         )
 
 
@@ -181,6 +183,7 @@ class PairTally:
     first: Difference | None = None
     diverged: set[str] = field(default_factory=set)
     by_step: dict[int, Drift] = field(default_factory=dict)
+    by_place: dict[tuple[int, str, int | None], Drift] = field(default_factory=dict)
 
     def observe(self, step: int, comparison: StepComparison, replayed: bool) -> None:
         """Add one step's outputs; a step with nothing in common does not count as compared.
@@ -198,13 +201,21 @@ class PairTally:
             self.max_kl = max(self.max_kl or 0.0, comparison.max_kl)
         self.note(step, comparison.drifts, comparison.difference)
 
-    def note(self, step: int, drifts: Iterable[Drift], difference: Difference | None) -> None:
+    def note(
+        self,
+        step: int,
+        drifts: Iterable[Drift],
+        difference: Difference | None,
+        layer: int | None = None,
+    ) -> None:
         """Add drifts of one step, and the place of the first one that was not allowed."""
         for drift in drifts:
             self.worst = worse(self.worst, drift)
             self.max_relative = _larger(self.max_relative, drift.relative)
             self.max_cosine_gap = _larger(self.max_cosine_gap, cosine_gap(drift))
             self.by_step[step] = worse(self.by_step.get(step), drift)
+            place = (step, drift.tensor, layer)
+            self.by_place[place] = worse(self.by_place.get(place), drift)
         if self.first is None:
             self.first = difference
 
@@ -214,6 +225,16 @@ class PairTally:
         return [
             StepDrift(kind=pair.kind, arm=pair.arm, twin=pair.twin, step=step, worst=drift)
             for step, drift in self.by_step.items()
+        ]
+
+    def place_drifts(self) -> list[PlaceDrift]:
+        """The worst drift of every tensor and layer of every step that was compared."""
+        pair = self.pair
+        return [
+            PlaceDrift(
+                kind=pair.kind, arm=pair.arm, twin=pair.twin, step=step, layer=layer, worst=drift
+            )
+            for (step, _, layer), drift in sorted(self.by_place.items(), key=_place_order)
         ]
 
     def summary(self, dtype: str) -> DriftSummary | None:
@@ -250,6 +271,12 @@ class PairTally:
             f"at step {difference.step}{rank}{layer}, {drift.tensor}: {drift.num_mismatched} of "
             f"{drift.num_elements} values differ{size}"
         )
+
+
+def _place_order(item: tuple[tuple[int, str, int | None], Drift]) -> tuple[int, int, str]:
+    """Steps in order, in a step its layers, then what lies behind them."""
+    step, tensor, layer = item[0]
+    return step, 1_000_000 if layer is None else layer, tensor
 
 
 def _larger(first: float | None, second: float | None) -> float | None:

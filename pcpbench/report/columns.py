@@ -98,6 +98,9 @@ SUMMARY: Final = (
            "and why; `; ` between them"),
     Column("num_draft_tokens", "", "draft tokens verified"),
     Column("num_accepted_tokens", "", "of these, tokens accepted"),
+    Column("num_graphs", "", "captured descriptors of the arm; 0 for one that never replays"),
+    Column("capture_ms", "ms", "time to capture them all, warm-ups included; scenarios of equal "
+           "limits share one capture"),
     *_stat_columns(),
     *_ratio_columns(),
     Column("drift_kind", "", "`partition`, `padding` or `capture`: drift of this arm"),
@@ -171,6 +174,44 @@ STEPS: Final = (
     Column("drift_max_abs", "", "largest absolute difference"),
     Column("drift_max_ulp", "ULP", "largest difference in units in the last place"),
     Column("violated_contracts", "", "all contracts broken in this step, `;` between them"),
+)  # fmt: skip
+
+SAMPLES: Final = (
+    Column("scenario", "", "name of the scenario"),
+    Column("arm", "", "arm"),
+    Column("repetition", "", "timed repetition, from 0"),
+    Column("measure", "", "`tpot`, `itl`, `ttft`, `step`, `kernel` or `launch_overhead`"),
+    Column("request", "", "whose time it is; empty for `step`, `kernel`, `launch_overhead`"),
+    Column("step", "", "the step, for `itl` the one that ended the gap; empty for `tpot`, `ttft`"),
+    Column("value_ms", "ms", "the time"),
+)
+
+DRIFT: Final = (
+    Column("scenario", "", "name of the scenario"),
+    Column("step", "", "step of the scenario, from 0"),
+    Column("kind", "", "`partition`, `padding` or `capture`"),
+    Column("arm", "", "arm that drifts"),
+    Column("twin", "", "arm that it is measured from"),
+    Column("layer", "", "of a `kv_cache`; empty for what lies behind the last layer"),
+    Column("tensor", "", "`kv_cache` (positions that the step wrote, in the last step all of its "
+           "requests'; a capture pair: the whole cache), `hidden`, `logits` or `sampled`"),
+    Column("outcome", "", "worst outcome over the ranks; the next columns are of that rank"),
+    Column("num_elements", "", "values compared"),
+    Column("num_mismatched", "", "values that differ"),
+    Column("max_abs", "", "largest absolute difference"),
+    Column("relative", "", "largest difference relative to its row's scale"),
+    Column("cosine", "", "cosine similarity"),
+)  # fmt: skip
+
+PHASES: Final = (
+    Column("scenario", "", "name of the scenario"),
+    Column("arm", "", "arm"),
+    Column("step", "", "step of the scenario, from 0"),
+    Column("rank", "", "whose phase; empty for what is done for all ranks at once"),
+    Column("phase", "", "`step`, or a part of it: `update_states`, `prepare_inputs`, `dispatch`, "
+           "`prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`"),
+    Column("start_ms", "ms", "since the traced pass of the scenario began"),
+    Column("duration_ms", "ms", "how long it took, clock reads included"),
 )  # fmt: skip
 
 CAPTURE: Final = (
@@ -312,6 +353,12 @@ GATE: Final = (
 FILES: Final = (
     ("summary.csv", "One row for each scenario and arm (`compare`).", SUMMARY),
     ("steps.csv", "One row for each scenario, arm and step (`compare`).", STEPS),
+    ("samples.csv", "One row for each measured time of a scenario that passed (`compare`).",
+     SAMPLES),
+    ("drift.csv", "One row for each scenario, step, pair of arms, tensor and layer (`compare`).",
+     DRIFT),
+    ("phases.csv", "One row for each phase of the first 16 steps of the two arms, in a run of its "
+     "own after the timed ones, of a scenario that passed (`compare`).", PHASES),
     ("capture.csv", "One row for each captured descriptor (`capture`).", CAPTURE),
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),

@@ -1,4 +1,4 @@
-"""The files of a comparison: `summary.csv`, `steps.csv`, `summary.json` and `manifest.json`.
+"""The files of a comparison: its CSV tables, `summary.json` and `manifest.json`.
 
 Owns when each is written: a scenario's rows as soon as it ends, the rest at the end of the run.
 """
@@ -10,14 +10,28 @@ from pathlib import Path
 from typing import Any
 
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Environment, StepRecord, StepTiming
+from pcpbench.records import Environment, Phase, Sample, StepRecord, StepTiming
 from pcpbench.report import columns
 from pcpbench.report.compare_rows import step_rows, summary_rows
 from pcpbench.report.csv_files import header, lines
 from pcpbench.report.json_out import compare_json
+from pcpbench.report.raw_rows import drift_rows, phase_rows, sample_rows
 from pcpbench.report.run_dir import RESULTS
 from pcpbench.report.run_files import RunFiles
-from pcpbench.results import CompareResult, ScenarioResult, StepAudit, StepDrift
+from pcpbench.results import (
+    CompareResult,
+    Outcome,
+    PlaceDrift,
+    ScenarioResult,
+    StepAudit,
+    StepDrift,
+)
+
+RAW = (
+    ("samples.csv", columns.SAMPLES),
+    ("drift.csv", columns.DRIFT),
+    ("phases.csv", columns.PHASES),
+)
 
 
 class CompareFiles(RunFiles):
@@ -46,6 +60,8 @@ class CompareFiles(RunFiles):
     def _begin(self) -> None:
         self._run_dir.append_text("summary.csv", header(columns.SUMMARY))
         self._run_dir.append_text("steps.csv", header(columns.STEPS))
+        for name, table in RAW:
+            self._run_dir.append_text(name, header(table))
 
     def add_scenario(
         self,
@@ -55,13 +71,28 @@ class CompareFiles(RunFiles):
         timings: Iterable[StepTiming] = (),
         step_drifts: Iterable[StepDrift] = (),
         step_audits: Iterable[StepAudit] = (),
+        *,
+        samples: Iterable[Sample] = (),
+        place_drifts: Iterable[PlaceDrift] = (),
+        phases: Iterable[Phase] = (),
     ) -> None:
-        """Put a scenario that has ended on disk."""
+        """Put a scenario that has ended on disk; its rows in `summary.csv` say that all are there.
+
+        Samples and phases of a scenario that did not pass are left out: it has no times to quote.
+        """
+        passed = result.outcome is Outcome.PASS
+        raw = (
+            sample_rows(result.scenario, samples if passed else ()),
+            drift_rows(result.scenario, place_drifts),
+            phase_rows(result.scenario, phases if passed else ()),
+        )
         steps = step_rows(
             result, plan, records, timings, step_drifts, step_audits, self._async_device
         )
         arms = summary_rows(result, self._base, self._candidate, self._settings)
         self._run_dir.append_text("steps.csv", lines(columns.STEPS, steps))
+        for (name, table), rows in zip(RAW, raw, strict=True):
+            self._run_dir.append_text(name, lines(table, rows))
         self._run_dir.append_text("summary.csv", lines(columns.SUMMARY, arms))
 
     def add_files(self, directory: str, files: Mapping[str, bytes]) -> Path:

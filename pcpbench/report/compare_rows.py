@@ -71,6 +71,8 @@ def _summary_row(
         **_dispatch_cells(arm.dispatch),
         "num_draft_tokens": arm.num_draft_tokens,
         "num_accepted_tokens": arm.num_accepted_tokens,
+        "num_graphs": arm.num_graphs,
+        "capture_ms": ms(arm.capture_s),
         "violated_contracts": ";".join(broken) or None,
         "reasons": "; ".join(result.reasons) or None,
         "wall_s": result.wall_s,

@@ -33,6 +33,7 @@ from pcpbench.session.planning import plan_scenario
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
+from pcpbench.session.tracing import MAX_TRACED_STEPS
 from pcpbench.session.trial import Trial
 from pcpbench.targets.builtin import BuiltinTarget
 
@@ -131,7 +132,15 @@ def _run_scenarios(
                 never = f"{fault.name} never acted in {plan.scenario}"
                 locator.tell("inject", f"{never}: what failed there is not its doing.")
             files.add_scenario(
-                result, plan, trial.records, trial.timings, trial.step_drifts, trial.step_audits
+                result,
+                plan,
+                trial.records,
+                trial.timings,
+                trial.step_drifts,
+                trial.step_audits,
+                samples=trial.samples,
+                place_drifts=trial.place_drifts,
+                phases=trial.phases,
             )
             progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
             results.append(result)
@@ -154,12 +163,14 @@ def _trial(
         async_device=stand.is_async,
         checks=request.checks,
         on_step=progress.advance,
+        traces=True,
     )
 
 
 def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
-    """Steps of all passes: each arm once under the judge, some poisoned, two timed, floored."""
+    """Steps of all passes: each arm once under the judge, some poisoned; two timed and watched."""
     repetitions = request.repetitions
-    timed = 2 * (repetitions + NUM_RECORD_PASSES) if repetitions else 0
+    passes = (repetitions + NUM_RECORD_PASSES) * len(plan.steps)
+    timed = 2 * (passes + min(len(plan.steps), MAX_TRACED_STEPS)) if repetitions else 0
     poisoned = len(stand.poisoned) * len(POISONS) if request.checks == "full" else 0
-    return len(plan.steps) * (len(stand.arms) + poisoned + timed)
+    return len(plan.steps) * (len(stand.arms) + poisoned) + timed

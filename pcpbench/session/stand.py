@@ -6,6 +6,7 @@ verdict.
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field
 
 from pcpbench.checks.kv import KvArrays
@@ -27,6 +28,7 @@ class Stand:
 
     is_async: whether the device runs behind the host.
     captures: for each arm, what its capture changed that it had to leave alone (contract C9).
+    capture_s: for each arm that captures, what that took, warm-ups included.
     """
 
     arms: dict[str, Arm]
@@ -36,6 +38,7 @@ class Stand:
     candidate: str
     is_async: bool = False
     captures: dict[str, tuple[Change, ...]] = field(default_factory=dict)
+    capture_s: dict[str, float] = field(default_factory=dict)
 
     @property
     def poisoned(self) -> tuple[ArmSetup, ...]:
@@ -107,11 +110,13 @@ class StandBuilder:
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
         setups: list[ArmSetup] = []
-        captures = {}
+        captures, capture_s = {}, {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
             arm = self._target.build(spec.label, config, replays=spec.replays, taps=self._taps)
-            captures[spec.label] = _capture(arm)
+            captures[spec.label], seconds = _capture(arm)
+            if arm.captured:
+                capture_s[spec.label] = seconds
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse
                 self._notices.update(dict.fromkeys(arm.notices))
@@ -121,17 +126,20 @@ class StandBuilder:
         is_async = self._device != "cpu"
         ladder = self._ladder
         asked = (ladder.base, ladder.candidate)
-        return Stand(arms, tuple(setups), pairs, *asked, is_async, captures)
+        return Stand(arms, tuple(setups), pairs, *asked, is_async, captures, capture_s)
 
 
-def _capture(arm: Arm) -> tuple[Change, ...]:
-    """Capture, and tell what changed outside the null block."""
+def _capture(arm: Arm) -> tuple[tuple[Change, ...], float]:
+    """Capture; what changed outside the null block, and the seconds that capturing took."""
     kv = [[cache.copy() for cache in layers] for layers in arm.kv_caches()]
     tables = copy_tables(arm.block_tables())
+    start = time.perf_counter()
     arm.capture()
+    seconds = time.perf_counter() - start
     after = kv_view(arm)
     before = KvArrays(kv, arm.kv_groups, num_layers=arm.num_layers)
-    return tuple(changed_by_capture(before, after, tables, arm.block_tables()))
+    changes = changed_by_capture(before, after, tables, arm.block_tables())
+    return tuple(changes), seconds
 
 
 def kv_view(arm: Arm) -> KvArrays:

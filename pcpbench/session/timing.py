@@ -51,7 +51,7 @@ def time_arms(
                 arm.start(plan)
             for number, step in enumerate(plan.steps):
                 for arm in _in_turn(arms, number + repetition):
-                    fed = (_tokens(forced, number), _drafts(drafts, arm, number))
+                    fed = (tokens_at(forced, number), drafts_at(drafts, arm, number))
                     run = partial(arm.execute, step, *fed)
                     wall_s, submit_s = _time_step(run, clock)
                     check(arm, step)
@@ -98,7 +98,7 @@ def record_kernels(
         arm.start(plan)
     for number, step in enumerate(plan.steps):
         for arm in arms:
-            fed = (_tokens(forced, number), _drafts(drafts, arm, number))
+            fed = (tokens_at(forced, number), drafts_at(drafts, arm, number))
             run = partial(arm.execute, step, *fed)
             if step.index in chosen:
                 kernels[arm.label, step.index] = clock.kernels(run)
@@ -118,12 +118,14 @@ def floor_steps(plan: ScenarioPlan) -> frozenset[int]:
     return frozenset(busy[number * len(busy) // count] for number in range(count))
 
 
-def _tokens(forced: Sequence[Sequence[int]] | None, number: int) -> Sequence[int] | None:
+def tokens_at(forced: Sequence[Sequence[int]] | None, number: int) -> Sequence[int] | None:
+    """Of the step with this number; None where an arm goes on with its own."""
     return None if forced is None else forced[number]
 
 
-def _drafts(drafts: Drafts, arm: Arm, number: int) -> Sequence[int] | None:
-    return _tokens(drafts[arm.label] if isinstance(drafts, Mapping) else drafts, number)
+def drafts_at(drafts: Drafts, arm: Arm, number: int) -> Sequence[int] | None:
+    """An arm's draft tokens of the step with this number."""
+    return tokens_at(drafts[arm.label] if isinstance(drafts, Mapping) else drafts, number)
 
 
 def _in_turn(arms: Sequence[Arm], number: int) -> Sequence[Arm]:

@@ -9,19 +9,23 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
+import msgspec
+
 from pcpbench.checks.dense import DenseCheck
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
+from pcpbench.checks.metrics import samples_of
 from pcpbench.checks.poison import POISONS, LiveSlots, Rows, broken_by_poison, compare_poisoned
 from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice, StepRecord, StepTiming, Violation
-from pcpbench.results import ScenarioResult, StepAudit, StepDrift
+from pcpbench.records import Notice, Phase, Sample, StepRecord, StepTiming, Violation
+from pcpbench.results import ArmSummary, PlaceDrift, ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
+from pcpbench.session.tracing import trace_arms
 from pcpbench.targets.protocol import Arm
 
 
@@ -56,6 +60,7 @@ class Trial:
 
     tokens: what to feed on, one list a step, where no arm of the stand is the teacher.
     timed: labels of the arms to time in turn; base and candidate where none is named.
+    traces: watch the two arms once more after they were timed; `phases` then holds what was seen.
     """
 
     def __init__(
@@ -74,6 +79,7 @@ class Trial:
         drafts: Sequence[Sequence[int]] | None = None,
         watcher: Watcher | None = None,
         timed: Sequence[str] = (),
+        traces: bool = False,
     ) -> None:
         self.plan, self.stand, self.clock, self._dtype = plan, stand, clock, dtype
         self.repetitions, self.on_step = repetitions, on_step
@@ -81,9 +87,10 @@ class Trial:
         self.teacher = "reference" if teacher_forced else None
         self._given, self._given_drafts = tokens, drafts
         self._timed = tuple(timed) or (stand.base, stand.candidate)
-        self._watcher = watcher or _Nobody()
+        self._watcher, self._traces = watcher or _Nobody(), traces
         self.records: list[StepRecord] = []
         self.timings: list[StepTiming] = []
+        self.phases: list[Phase] = []
         self._notices: list[Notice] = []
         self._tokens: list[list[int]] = []
         self._drafts: list[list[int]] = []
@@ -114,6 +121,7 @@ class Trial:
         if not broken and self.repetitions and not self._judge.has_failed:
             arms = [self.stand.arms[label] for label in self._timed]
             forced = self._tokens if self.teacher is not None else None
+            drafts = self._drafts if self.teacher is not None else self._own_drafts()
             self.timings = time_arms(
                 arms,
                 self.plan,
@@ -122,10 +130,14 @@ class Trial:
                 self.repetitions,
                 self.on_step,
                 self._check_timed,
-                self._drafts if self.teacher is not None else self._own_drafts(),
+                drafts,
             )
+            if self._traces:
+                given = (forced, self.clock, drafts, self.on_step)
+                self.phases = trace_arms(arms, self.plan, *given)
         wall_s = time.perf_counter() - start
-        return self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
+        result = self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
+        return msgspec.structs.replace(result, arms=tuple(map(self._with_capture, result.arms)))
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -136,6 +148,16 @@ class Trial:
     def drafts(self) -> list[list[int]]:
         """Draft tokens that all arms were given, one list a finished step."""
         return [] if self.teacher is None else self._drafts
+
+    @property
+    def samples(self) -> list[Sample]:
+        """Every measured time, before any statistic."""
+        return samples_of(self.plan, self.timings, self.stand.is_async)
+
+    @property
+    def place_drifts(self) -> list[PlaceDrift]:
+        """Worst drift of every tensor and layer of every step and pair of arms."""
+        return [drift for tally in self._judge.pairs for drift in tally.place_drifts()]
 
     @property
     def step_drifts(self) -> list[StepDrift]:
@@ -154,6 +176,11 @@ class Trial:
             drafts = [] if record.draft_tokens is None else record.draft_tokens.tolist()
             found.setdefault(record.arm, []).append(drafts)
         return found
+
+    def _with_capture(self, summary: ArmSummary) -> ArmSummary:
+        arm, capture_s = self.stand.arms[summary.arm], self.stand.capture_s.get(summary.arm)
+        num_graphs = len(arm.captured)
+        return msgspec.structs.replace(summary, num_graphs=num_graphs, capture_s=capture_s)
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
 from pcpbench.model.dense import dense_logits, index_tables
@@ -84,6 +85,18 @@ class BuiltinArm:
                 self._output = self.engine.execute(step, forced, drafts)
         finally:
             self.engine.before_forward = None
+
+    def execute_watched(
+        self,
+        step: StepPlan,
+        forced: Sequence[int] | None,
+        drafts: Sequence[int] | None,
+        now: Callable[[], float],
+    ) -> tuple[tuple[str, int | None, float, float], ...]:
+        """Run one step and tell its phases."""
+        with PhaseWatch(self.engine, now) as watch:
+            self.execute(step, forced, drafts)
+        return tuple(watch.stretches)
 
     def sampled(self) -> list[int]:
         """Tokens that the last step sampled, one for each row of logits, in the plan's order."""

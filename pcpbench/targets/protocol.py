@@ -70,6 +70,19 @@ class Arm(Protocol):
         make the planned acceptance come true.
         """
 
+    def execute_watched(
+        self,
+        step: StepPlan,
+        forced: Sequence[int] | None,
+        drafts: Sequence[int] | None,
+        now: Callable[[], float],
+    ) -> tuple[tuple[str, int | None, float, float], ...]:
+        """Run one step as `execute` does, and tell its phases: name, rank, begin and end by `now`.
+
+        Rank None is for what is done for all ranks at once. Names: see records.Phase. A target that
+        cannot look into its steps returns ().
+        """
+
     def sampled(self) -> list[int]:
         """Tokens that the last step sampled, one for each row of logits, in the plan's order."""
 

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from pcpbench.checks.metrics import arm_times, paired, request_times
+from pcpbench.checks.metrics import arm_times, paired, request_times, samples_of
 from pcpbench.plan import NewRequest, StepPlan
 from pcpbench.records import StepTiming
 
@@ -127,3 +127,29 @@ def test_a_request_of_one_token_has_a_ttft_and_no_tpot(kit):
     plan = kit.make_plan([3], 0)
     times = arm_times(plan, timings("full", [2.0]), "full")
     assert (times.ttft, times.tpot, times.itl) == ({("r0", 0): 2.0}, {}, {})
+
+
+def test_samples_are_what_the_statistics_are_made_of(plan):
+    measured = timings("eager", WALLS, kernel=0.25) + timings("full", WALLS, repetition=1)
+    samples = samples_of(plan, measured)
+    times = arm_times(plan, measured, "eager")
+    for measure, kind in (("tpot", "tpot"), ("itl", "itl"), ("ttft", "ttft"), ("step", "step"),
+                          ("kernel", "kernel"), ("launch_overhead", "launch")):  # fmt: skip
+        mine = [s.value_s for s in samples if (s.arm, s.measure) == ("eager", measure)]
+        assert mine == list(getattr(times, kind).values())
+        assert mine, measure
+    assert {s.repetition for s in samples if s.arm == "full"} == {1}
+    assert not [s for s in samples if s.arm == "full" and s.measure == "kernel"]
+
+
+def test_a_gap_belongs_to_the_step_that_ended_it(plan):
+    gaps = [s for s in samples_of(plan, timings("eager", WALLS)) if s.measure == "itl"]
+    assert [(s.request, s.step, s.value_s) for s in gaps] == [
+        ("r0", 1, 1.0),
+        ("r0", 3, 3.5),
+        ("r0", 4, 1.0),
+        ("r1", 4, 1.0),
+    ]
+    assert {s.step for s in samples_of(plan, timings("eager", WALLS)) if s.measure == "tpot"} == {
+        None
+    }

@@ -9,8 +9,10 @@ import pandas as pd
 import pytest
 
 from pcpbench.errors import CaptureError, DeviceMissing, UsageError
+from pcpbench.records import Phase, Sample
 from pcpbench.report.capture_files import CaptureFiles
 from pcpbench.report.compare_files import CompareFiles
+from pcpbench.results import PlaceDrift
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 
@@ -156,3 +158,24 @@ def test_a_capture(make, tmp_path, unowned):
     assert len(book) == len(result.addresses)
     assert book.buffer.isna().sum() == unowned
     assert manifest(files.path)["outcome"] == ("fail" if unowned else "pass")
+
+
+def test_samples_and_phases_are_those_of_scenarios_that_passed(make, open_compare):
+    sample = Sample(arm="full", repetition=0, measure="tpot", request="r0", step=None, value_s=2e-3)
+    phase = Phase(arm="full", step=3, name="replay", rank=None, start_s=1.0, duration_s=0.5)
+    place = PlaceDrift(kind="capture", arm="full", twin="eager_padded[full]", step=3, layer=1,
+                       worst=make.steps().step_drifts[0].worst)  # fmt: skip
+    found = make.steps()
+    with open_compare() as files:
+        for result in (make.passed("good"), make.failed()):
+            files.add_scenario(result, found.plan, found.records, samples=[sample],
+                               place_drifts=[place], phases=[phase])  # fmt: skip
+        rows = {name: pd.read_csv(files.path / f"{name}.csv") for name in
+                ("samples", "drift", "phases")}  # fmt: skip
+    assert list(rows["samples"]["scenario"]) == ["good"]
+    assert list(rows["phases"]["scenario"]) == ["good"]
+    assert len(rows["drift"]) == 2
+    assert rows["samples"]["value_ms"][0] == 2.0
+    assert rows["phases"][["start_ms", "duration_ms"]].iloc[0].tolist() == [1000.0, 500.0]
+    assert pd.isna(rows["phases"]["rank"][0])
+    assert rows["drift"]["layer"].tolist() == [1, 1]

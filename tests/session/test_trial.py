@@ -152,3 +152,25 @@ def test_given_tokens_feed_the_arms_and_the_judge(bench, monkeypatch):
     monkeypatch.setattr(RequestState, "post_update", another)
     result = without_the_teacher(bench)[0].run()
     assert {v.contract for v in result.violations} == {"C3"}
+
+
+def test_drift_is_told_by_step_and_layer(bench):
+    made = bench("s2-capture-edges")
+    made.run()
+    places, steps = made.trial.place_drifts, made.trial.step_drifts
+    layers = range(made.stand.arms["full"].num_layers)
+    for kind in ("partition", "padding", "capture"):
+        mine = [place for place in places if place.kind == kind]
+        assert {place.layer for place in mine} == {*layers, None}
+        assert {place.worst.tensor for place in mine if place.layer is not None} == {"kv_cache"}
+        assert {p.step for p in mine} == {s.step for s in steps if s.kind == kind}
+    assert all(p.worst.outcome == "bitwise" for p in places if p.kind == "capture")
+    assert any(p.worst.relative for p in places if p.kind == "partition")
+
+
+def test_only_arms_that_capture_have_a_cost(bench):
+    arms = {arm.arm: arm for arm in bench("s2-capture-edges").run().arms}
+    assert arms["full"].capture_s > 0
+    assert arms["full"].num_graphs > 0
+    assert arms["eager"].capture_s is None
+    assert arms["eager"].num_graphs == 0

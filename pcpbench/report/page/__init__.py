@@ -1,0 +1,1 @@
+"""The HTML report: sections of plots and tables made from runs on disk."""
