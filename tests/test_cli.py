@@ -46,7 +46,7 @@ BAD_INPUT = [
     (
         "compare eager full --dcp 2 --model tiny",
         2,
-        ["--model is 'tiny' with --pcp 2 and --dcp 2", "use --model tiny-sparse, or --dcp 1."],
+        ["--model is 'tiny' with --pcp 2 and --dcp 2", "use --model tiny-sparse", "or --dcp 1."],
     ),
     (
         "compare eager full --dcp 2 --dcp-backend a2a",
