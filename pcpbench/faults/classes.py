@@ -85,6 +85,7 @@ def shipped(
     setting: Setting = PCP,
     at_capture: bool = False,
     min_tp: int = 1,
+    max_dcp: int | None = None,
 ) -> Fault:
     """A shipped fault; what its world must have follows from the setting's.
 
@@ -103,6 +104,7 @@ def shipped(
         min_dcp=min(setting.dcp, 2),
         min_spec_tokens=min(setting.spec_tokens, 1),
         max_pcp=1 if setting.pcp == 1 else None,
+        max_dcp=max_dcp,
         needs_microbatch=setting.microbatch,
         needs_dynamic_spec=setting.dynamic_spec != "off",
         needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,

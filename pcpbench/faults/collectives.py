@@ -103,9 +103,9 @@ def wider_on_one_rank(site: Site) -> None:
 
 FAULTS: Final = (
     shipped("K25", "idle-rank-skips-gather", "A PCP rank without tokens skips the gather of KV.",
-            idle_rank_skips_gather, "C11", setting=IDLE_RANK),
+            idle_rank_skips_gather, "C11", setting=IDLE_RANK, max_dcp=1),
     shipped("K25", "gather-of-real-rows", "Ranks gather their real rows only, which differ in "
-            "number.", gather_of_real_rows, "C11", setting=UNEVEN),
+            "number.", gather_of_real_rows, "C11", setting=UNEVEN, max_dcp=1),
     shipped("K25", "layer-skipped-on-one-rank", "One rank skips the attention of one layer.",
             layer_skipped_on_one_rank, "C11"),
     shipped("K25", "empty-share-skips-attention", "A DCP rank whose share is empty skips attention "

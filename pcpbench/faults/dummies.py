@@ -216,7 +216,7 @@ FAULTS: Final = (
     shipped("K06", "idle-replay-writes-kv", "An idle step writes to KV block 1 where graphs are "
             "replayed.", idle_replay_writes_kv, "C13", "C9", "C15", setting=IDLE),
     shipped("K06", "dummy-keeps-tables", "A dummy run reads the last step's block tables.",
-            dummy_keeps_tables, "C5", setting=IDLE),
+            dummy_keeps_tables, "C5", setting=IDLE, max_dcp=1),
     shipped("K06", "dummy-keeps-lengths", "Lengths and starts of a dummy batch stay those of the "
             "last step.", dummy_keeps_lengths, "C1", "C2", setting=IDLE),
     shipped("K06", "dummy-not-flagged", "Dummy tokens are not marked as padding.",

@@ -182,7 +182,7 @@ class Fault:
     wrong. reports: public reports of the class, such as `vllm 38436`. contracts: ids (or
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
-    min_pcp, min_tp, min_dcp, max_pcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
+    min_pcp, min_tp, min_dcp, max_pcp, max_dcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
     needs_dynamic_spec, needs_sparse, needs_dcp_backend, needs_experts: what a setting must have for
     the fault to exist; a model with several KV groups, draft tokens that vary in number, sparse
     attention. needs_backend: expert parallelism with this one.
@@ -202,6 +202,7 @@ class Fault:
     min_tp: int = 1
     min_dcp: int = 1
     max_pcp: int | None = None
+    max_dcp: int | None = None
     min_spec_tokens: int = 0
     needs_microbatch: bool = False
     needs_kv_groups: bool = False
@@ -223,6 +224,8 @@ class Fault:
             return f"needs dcp {self.min_dcp} or more"
         if self.max_pcp is not None and setting.pcp > self.max_pcp:
             return f"needs pcp {self.max_pcp} or less"
+        if self.max_dcp is not None and setting.dcp > self.max_dcp:
+            return f"needs dcp {self.max_dcp} or less"
         if setting.spec_tokens < self.min_spec_tokens:
             return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:

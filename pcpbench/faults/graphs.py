@@ -101,6 +101,7 @@ def workspace_grows(site: Site) -> None:
         out: Tensor,
         lse: Tensor,
         context: ForwardContext,
+        *index: Any,
     ) -> None:
         size = out.numel()
         held = spaces.get(id(context))
@@ -109,7 +110,7 @@ def workspace_grows(site: Site) -> None:
                 site.hit()
             spaces[id(context)] = held = out.new_zeros(size)
         space = held[:size].view_as(out)
-        await attend(self, q, kv, space, lse, context)
+        await attend(self, q, kv, space, lse, context, *index)
         out.copy_(space)
 
     site.wrap(MLAAttention, "attend", faulty)
@@ -233,7 +234,7 @@ def break_keeps_metadata(site: Site) -> None:
     first: dict[int, tuple[Tensor, AttentionMetadata | None]] = {}
 
     async def faulty(attend: Attend, self: MLAAttention, q: Tensor, *args: Any) -> None:
-        context = args[-1]
+        context = args[3]
         if context.metadata is None:
             return await attend(self, q, *args)
         _, kept = first.setdefault(id(q), (q, context.metadata))

@@ -165,7 +165,8 @@ FAULTS: Final = (
     shipped("K27", "ubatch-tables-of-first-rows", "Each microbatch takes the batch's first "
             "block-table rows.", tables_of_first_rows, "C5", setting=CUT),
     shipped("K27", "ubatch-reads-before-written", "A microbatch attends before the other one has "
-            "written its KV.", read_before_written, PARTITION_DRIFT, setting=CUT, at_capture=True),
+            "written its KV.", read_before_written, PARTITION_DRIFT, setting=CUT,
+            at_capture=True, max_dcp=1),
     shipped("K27", "ubatch-cut-left-out", "Every fifth cut is left out, and graphs read the halves "
             "of an older step.", runs_whole, "C12", setting=CUT),
     shipped("K22", "ubatch-keeps-batch-dcp-lengths", "A microbatch keeps the batch's DCP-local "

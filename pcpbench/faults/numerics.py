@@ -52,18 +52,16 @@ def unwritten_padding(site: Site) -> None:
         forward: Callable[..., Coroutine[Any, Any, Tensor]],
         self: DecoderLayer,
         x: Tensor,
-        turns: Tensor,
-        out: Tensor,
-        lse: Tensor,
-        context: ForwardContext,
+        *rest: Any,
     ) -> Tensor:
+        context: ForwardContext = rest[-1]
         if context.metadata is not None:
             site.hit()
             end = context.metadata.query_start_loc[-1:]
             is_padding = torch.arange(x.shape[0], device=x.device) >= end
             x = x.masked_fill(is_padding.unsqueeze(1), torch.nan)
             x = x + 0.0 * x.sum(0)
-        return await forward(self, x, turns, out, lse, context)
+        return await forward(self, x, *rest)
 
     site.wrap(DecoderLayer, "forward", faulty)
 

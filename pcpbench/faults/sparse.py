@@ -120,7 +120,7 @@ def first_shard_only(site: Site) -> None:
     site.wrap(sparse_mla, "merge_candidates", faulty)
 
 
-def oldest_candidates(site: Site) -> None:
+def latest_candidates(site: Site) -> None:
     """Candidates are taken for positions, so that the score is lost: the latest keys win."""
 
     def faulty(merge: Callable[..., Tensor], gathered: Tensor, topk: int) -> Tensor:
@@ -163,7 +163,7 @@ def empty_choice_counts(site: Site) -> None:
 
 
 def padding_chooses(site: Site) -> None:
-    """Candidates of tokens without any are position 0, not none."""
+    """A token for which a rank has no candidate, padding above all, gets position 0 for one."""
 
     def faulty(choose: Callable[..., None], *args: Any) -> None:
         choose(*args)
@@ -286,7 +286,7 @@ FAULTS: Final = (
     shipped("K22", "topk-of-first-shard", "Tokens attend to the best keys of the first shard, not "
             "of all.", first_shard_only, "C20", setting=SPARSE, at_capture=True),
     shipped("K22", "topk-without-score", "Candidates are merged by position, their score is lost.",
-            oldest_candidates, "C20", setting=SPARSE, at_capture=True),
+            latest_candidates, "C20", setting=SPARSE, at_capture=True),
     shipped("K22", "localized-without-interleave", "Chosen positions are looked up as if the "
             "interleave were 1.", localized_without_interleave, PARTITION_DRIFT,
             setting=replace(SPARSE, interleave=2), at_capture=True),
@@ -296,7 +296,8 @@ FAULTS: Final = (
             group_tp_first, "C20", PARTITION_DRIFT, setting=WIDE, at_capture=True), min_dcp=4),
     shipped("K24", "empty-choice-counts", "A rank that owns none of the chosen keys counts with "
             "LSE 0.", empty_choice_counts, PARTITION_DRIFT, setting=SHORT, at_capture=True),
-    shipped("K07", "padding-chooses-keys", "Padding tokens attend to position 0.",
+    shipped("K07", "padding-chooses-keys", "Tokens for which a rank has no candidate, padding "
+            "above all, get position 0 for one.",
             padding_chooses, "C20", setting=UNEVEN, at_capture=True),
     shipped("K33", "index-keys-not-written", "Index keys of decodes are not written, on every arm.",
             index_keys_not_written, "C15", "C20", setting=SPARSE, at_capture=True),

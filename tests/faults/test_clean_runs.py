@@ -11,8 +11,9 @@ from pcpbench.session.clean_runs import WORLDS, Draw, draw_runs
 
 
 def world_of(draw):
-    names = ("pcp", "tp", "dcp", "interleave", "model", "dcp_backend")
-    return tuple(getattr(draw.options, name) for name in names)
+    """A world's sizes and attention, whatever its MLP is."""
+    o = draw.options
+    return o.pcp, o.tp, o.dcp, o.interleave, o.dcp_backend, o.preset.removesuffix("-moe")
 
 
 def test_every_setting_is_drawn_equally_often_with_seeds_of_its_own():

@@ -113,11 +113,11 @@ def test_a_rank_that_skips_a_collective_is_a_result_not_a_crash(bench, monkeypat
 
     attend = MLAAttention.attend
 
-    async def faulty(self, q, kv, out, lse, context):
+    async def faulty(self, q, kv, out, lse, context, index=None):
         if context.rank == 1 and self.layer == 1 and context.metadata is not None:
             out.zero_()
             return
-        await attend(self, q, kv, out, lse, context)
+        await attend(self, q, kv, out, lse, context, index)
 
     trial = bench(SCENARIO)
     monkeypatch.setattr(MLAAttention, "attend", faulty)
