@@ -15,7 +15,7 @@ from pcpbench.session.timing import Drafts, drafts_at, tokens_at
 from pcpbench.targets.protocol import Arm
 
 MAX_TRACED_STEPS = 16
-"""Steps of a scenario that are watched, its first: all of them would cost a twelfth of a compare."""
+"""Steps of a scenario that are watched, its first: all would cost a twelfth of a compare."""
 
 
 def trace_arms(
