@@ -63,9 +63,9 @@ def unseen_keys_from_null_block(site: Site) -> None:
     _fill_null_block(site, torch.nan)
 
     def faulty(
-        gather: Callable[..., Tensor], cache: Tensor, table: Any, num_keys: list[int]
+        gather: Callable[..., Tensor], cache: Tensor, table: Any, num_keys: list[int], *first: Any
     ) -> Tensor:
-        keys = gather(cache, table, num_keys)
+        keys = gather(cache, table, num_keys, *first)
         if min(num_keys) == keys.shape[1]:
             return keys
         site.hit()

@@ -133,7 +133,9 @@ def run_faults(request: FaultsRequest) -> int:
             unusable.append(refused)
             continue
         for setting in request.settings(fault):
-            _options(setting).check()  # also where the fault lacks something: bad input comes first
+            options_of(
+                setting
+            ).check()  # also where the fault lacks something: bad input comes first
             if not fault.lacks(setting):
                 runner.check(setting)
             cases.append((fault, setting))
@@ -314,7 +316,7 @@ class FaultRunner:
         return self._stand
 
     def _builder(self, setting: Setting) -> StandBuilder:
-        options = _options(setting)
+        options = options_of(setting)
         options.check()
         ladder = build_ladder("eager", setting.candidate)
         return StandBuilder(self._target, ladder, options, str(self._device))
@@ -324,7 +326,7 @@ class FaultRunner:
             _plan(setting),
             stand,
             make_clock(self._device),
-            dtype=_options(setting).dtype,
+            dtype=options_of(setting).dtype,
             teacher_forced=True,
             repetitions=0,
             checks="full" if "full" in (self._checks, setting.checks) else "quick",
@@ -365,7 +367,8 @@ def _first(result: ScenarioResult) -> str:
     return result.reasons[0] if result.reasons else ""
 
 
-def _options(setting: Setting) -> EngineOptions:
+def options_of(setting: Setting) -> EngineOptions:
+    """What a command line would say for the world that a fault is triggered in."""
     return EngineOptions(
         pcp=setting.pcp,
         tp=setting.tp,
@@ -383,4 +386,4 @@ def _options(setting: Setting) -> EngineOptions:
 
 
 def _plan(setting: Setting) -> ScenarioPlan:
-    return plan_scenario(load_scenario(setting.scenario), _options(setting))
+    return plan_scenario(load_scenario(setting.scenario), options_of(setting))

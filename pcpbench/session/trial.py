@@ -178,9 +178,12 @@ class Trial:
         return found
 
     def _with_capture(self, summary: ArmSummary) -> ArmSummary:
-        arm, capture_s = self.stand.arms[summary.arm], self.stand.capture_s.get(summary.arm)
-        num_graphs = len(arm.captured)
-        return msgspec.structs.replace(summary, num_graphs=num_graphs, capture_s=capture_s)
+        captured = {label: len(arm.captured) for label, arm in self.stand.arms.items()}
+        return msgspec.structs.replace(
+            summary,
+            num_graphs=captured.get(summary.arm, 0),
+            capture_s=self.stand.capture_s.get(summary.arm),
+        )
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""

@@ -14,7 +14,7 @@ from pcpbench.engine.engine import Engine
 from pcpbench.faults import registry
 from pcpbench.faults.fault import Site
 from pcpbench.modes import ARM_MODES
-from pcpbench.request import EngineOptions
+from pcpbench.session.faults import options_of
 
 CPU = torch.device("cpu")
 ACCUSED = ("engine", "model", "device", "pcp_manager", "pcp_partition", "pcp_rows", "dcp")
@@ -22,17 +22,7 @@ ACCUSED = ("engine", "model", "device", "pcp_manager", "pcp_partition", "pcp_row
 
 @cache
 def engine_of(setting):
-    options = EngineOptions(
-        pcp=setting.pcp,
-        tp=setting.tp,
-        dcp=setting.dcp,
-        interleave=setting.interleave,
-        microbatch=setting.microbatch,
-        model=setting.model,
-        expert_parallel=setting.expert_parallel,
-        all2all_backend=setting.all2all_backend,
-    )
-    config = options.engine_config(
+    config = options_of(setting).engine_config(
         ARM_MODES["full"],
         device="cpu",
         max_num_seqs=4,
@@ -61,9 +51,11 @@ def code():
     return {key: id(value) for key, value in found.items() if key[1] != "__doc__"}
 
 
-def tensors(engine):
-    book = engine.address_book
-    return {name: (id(get()), get().data_ptr()) for name, get in book._getters.items()}
+def state(engine):
+    """Where each buffer is, and what dispatch chooses from in which order."""
+    buffers = engine.address_book._getters.items()
+    where = {name: (id(get()), get().data_ptr()) for name, get in buffers}
+    return where, tuple(engine.dispatcher.descriptors)
 
 
 def raise_if(changed):
@@ -75,8 +67,8 @@ def raise_if(changed):
 def test_code_and_buffers_are_put_back_after_an_error(fault):
     engine = engine_of(fault.setting)
     site = Site({} if fault.at_capture else {"full": engine})
-    before = code(), tensors(engine)
+    before = code(), state(engine)
     with pytest.raises(ZeroDivisionError), fault.inject(site):
-        raise_if((code(), tensors(engine)) != before or not fault.contracts)
+        raise_if((code(), state(engine)) != before or not fault.contracts)
     assert code() == before[0]
-    assert tensors(engine) == before[1]
+    assert state(engine) == before[1]

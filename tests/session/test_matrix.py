@@ -435,7 +435,7 @@ def test_a_real_cell_and_a_real_resume(capsys):
 
 
 def test_a_planted_fault_is_exit_1_and_a_cell_that_is_refused_is_none(capsys):
-    run(f"{ONE} --parallel pcp2-dcp2 {QUICK} --inject stale-block-rows --out run", 1)
+    run(f"{ONE} --parallel pcp2-tp3 {QUICK} --inject stale-block-rows --out run", 1)
     printed = " ".join(capsys.readouterr().out.split())
     assert "2 cells: 1 fail, 1 refused" in printed
     assert "C5" in printed
