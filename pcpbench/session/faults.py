@@ -133,9 +133,7 @@ def run_faults(request: FaultsRequest) -> int:
             unusable.append(refused)
             continue
         for setting in request.settings(fault):
-            options_of(
-                setting
-            ).check()  # also where the fault lacks something: bad input comes first
+            options_of(setting).check()  # first, even where the fault lacks something
             if not fault.lacks(setting):
                 runner.check(setting)
             cases.append((fault, setting))
