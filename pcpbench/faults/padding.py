@@ -155,11 +155,16 @@ def tables_of_real_rows_only(site: Site) -> None:
     """Block tables are gathered for the real rows where a graph reads the padded ones."""
 
     def faulty(
-        gather: Callable[..., Any], self: BlockTables, rows: Tensor, num_padded: int, *out: Any
+        gather: Callable[..., Any],
+        self: BlockTables,
+        rows: Tensor,
+        num_padded: int,
+        *out: Any,
+        **more: Any,
     ) -> Any:
         if rows.shape[0] < num_padded:
             site.hit()
-        return gather(self, rows, rows.shape[0], *out)
+        return gather(self, rows, rows.shape[0], *out, **more)
 
     site.wrap(BlockTables, "gather_block_tables", faulty)
 

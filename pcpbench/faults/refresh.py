@@ -43,14 +43,14 @@ def tables_kept(site: Site) -> None:
     """Block tables are not gathered while the number of rows stays the same."""
     rows: dict[int, int] = {}
 
-    def faulty(prepare: Callable[..., Any], self: PCPManager, batch: InputBatch) -> Any:
+    def faulty(prepare: Callable[..., Any], self: PCPManager, batch: InputBatch, *more: Any) -> Any:
         num_rows = batch.num_reqs_after_padding
         if rows.get(id(self)) == num_rows:
             site.hit()
             tables = tuple(table[:num_rows] for table in self.input_block_tables)
             return tables, self.prepare_slot_mappings()
         rows[id(self)] = num_rows
-        return prepare(self, batch)
+        return prepare(self, batch, *more)
 
     site.wrap(PCPManager, "prepare_attn", faulty)
 

@@ -295,7 +295,8 @@ FAULTS: Final = (
     replace(shipped("K22", "dcp-group-tp-first", "The DCP group over TP x PCP runs over TP first.",
             group_tp_first, "C20", PARTITION_DRIFT, setting=WIDE, at_capture=True), min_dcp=4),
     shipped("K24", "empty-choice-counts", "A rank that owns none of the chosen keys counts with "
-            "LSE 0.", empty_choice_counts, PARTITION_DRIFT, setting=SHORT, at_capture=True),
+            "LSE 0.", empty_choice_counts, PARTITION_DRIFT,
+            setting=replace(SHORT, interleave=2), at_capture=True),
     shipped("K07", "padding-chooses-keys", "Tokens for which a rank has no candidate, padding "
             "above all, get position 0 for one.",
             padding_chooses, "C20", setting=UNEVEN, at_capture=True),
