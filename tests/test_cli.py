@@ -395,6 +395,13 @@ def test_an_interleave_without_dcp_is_told_and_stored(place, capsys, asked):
         assert [n["setting"] for n in manifest["notices"]] == ["interleave"] * ("4" in asked)
 
 
+def test_a_dcp_backend_without_dcp_is_told(place, capsys):
+    command = "compare eager full --scenario s2-capture-edges --repetitions 0 --out run"
+    assert cli.run([*command.split(), "--dcp-backend", "a2a"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "dcp_backend: --dcp-backend a2a changes nothing with --dcp 1" in printed
+
+
 def test_judging_without_timing_gives_a_verdict_and_no_speed(place, capsys):
     command = "compare eager full --scenario s2-capture-edges --repetitions 0 --json --out run"
     assert cli.run(command.split()) == 0

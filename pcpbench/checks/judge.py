@@ -362,7 +362,7 @@ class ScenarioJudge:
         for name, tally in self.arms.items():
             if tally.num_steps < len(self.plan.steps):
                 reasons.append(f"{name}: {tally.num_steps} of {len(self.plan.steps)} steps ran")
-            elif name in (self.base, self.candidate):
+            elif name in (self.base, self.candidate) or tally.replays:
                 reasons += tally.not_as_asked()
         if not self.pairs:
             reasons.append("no pair of arms was compared")

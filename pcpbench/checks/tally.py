@@ -83,6 +83,11 @@ class ArmTally:
         """Steps that ran a real batch."""
         return self.num_steps - self.steps_idle
 
+    @property
+    def replays(self) -> bool:
+        """Whether this is an arm of graphs, not the eager twin that is padded like one."""
+        return self.setup.mode is not CUDAGraphMode.NONE and self.setup.padded_like is None
+
     def not_as_asked(self) -> list[str]:
         """Why this arm's results say nothing of the mode it was configured with; [] if they do.
 

@@ -50,11 +50,20 @@ def chosen_settings(options: EngineOptions) -> tuple[Notice, ...]:
 
 
 def idle_settings(options: EngineOptions) -> tuple[Notice, ...]:
-    """Options that were asked for and change nothing."""
-    if options.interleave == 1 or options.dcp > 1:
+    """Options that were asked for and change nothing: those of DCP without DCP."""
+    if options.dcp > 1:
         return ()
-    message = (
-        f"--interleave {options.interleave} changes nothing with --dcp 1, which leaves every KV "
-        "position where it is: set --dcp above 1, or leave --interleave at 1."
-    )
-    return (Notice(setting="interleave", message=message),)
+    notices = []
+    if options.interleave != 1:
+        message = (
+            f"--interleave {options.interleave} changes nothing with --dcp 1, which leaves every "
+            "KV position where it is: set --dcp above 1, or leave --interleave at 1."
+        )
+        notices.append(Notice(setting="interleave", message=message))
+    if options.dcp_backend != "ag_rs":
+        message = (
+            f"--dcp-backend {options.dcp_backend} changes nothing with --dcp 1, under which no "
+            "rank merges another's attention: set --dcp above 1, or leave it out."
+        )
+        notices.append(Notice(setting="dcp_backend", message=message))
+    return tuple(notices)

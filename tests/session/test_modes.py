@@ -97,6 +97,15 @@ def test_full_checks_run_over_drafts_that_each_mode_found_for_itself(capsys):
     assert all(row["agreement"] == 1.0 for row in result["modes"])
 
 
+def test_a_mode_whose_graphs_never_ran_is_no_pass(capsys):
+    """One output a prompt leaves no decode: FULL_DECODE_ONLY runs eagerly throughout."""
+    command = "modes --prompts 2 --prompt-len 3 --output-len 1 --repetitions 0 --json --out run"
+    assert cli.run(command.split()) == 3
+    result = json.loads(capsys.readouterr().out)
+    assert result["outcome"] == "not compared"
+    assert any(reason.startswith("full: ") for reason in result["reasons"])
+
+
 def test_a_planted_fault_is_exit_1_without_any_speed(capsys):
     result = run(capsys, "--inject stale-block-rows --repetitions 1", 1)
     assert result["outcome"] == "fail"
