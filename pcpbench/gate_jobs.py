@@ -7,7 +7,7 @@ Knows no rule, no statistics and no torch.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -18,24 +18,34 @@ from pcpbench.records import Environment
 from pcpbench.request import EngineOptions
 
 MAX_REPETITIONS = 1000
+DEFAULT_TIMED: Final = ("s2-capture-edges",)
+"""What is timed where no scenario is named: every batch size from 16 down to 1, in one scenario,
+since a gate has to fit in a CI job and each finding more makes an undecided one more likely."""
 
 
 class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a worker process is to do.
 
-    base, candidate: arms. scenarios: shipped names or files; empty for the core ones. repetitions:
-    timed runs of each scenario. judge: run the whole ladder under the judge and time nothing.
-    slowdown: share of its own time that every timed step of the candidate waits on top; planted to
-    see what the gate sees.
+    base, candidate: arms. scenarios: shipped names or files; empty to judge the core ones and time
+    DEFAULT_TIMED. repetitions: timed runs of each scenario; floor_repetitions: how many of them, the
+    first ones, measure kernel floors, too, without which a step has no launch overhead. judge: run
+    the whole ladder under the judge and time nothing. slowdown: share of its own time that every
+    timed step of the candidate waits on top; planted to see what the gate sees.
     """
 
     base: str
     candidate: str
     options: EngineOptions
     scenarios: tuple[str, ...] = ()
-    repetitions: int = 3
+    repetitions: int = 10
+    floor_repetitions: int = 2
     judge: bool = False
     slowdown: float = 0.0
+
+    @property
+    def timed_scenarios(self) -> tuple[str, ...]:
+        """What a process times."""
+        return self.scenarios or DEFAULT_TIMED
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

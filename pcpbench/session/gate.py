@@ -161,6 +161,7 @@ class Gate:
             same_machine=is_same_machine(self.baseline, run),
             notices=(
                 *self._notices,
+                *_untimed(run),
                 *differences(self.baseline, run),
                 *expired(self.settings.accept, today),
             ),
@@ -169,6 +170,19 @@ class Gate:
         )
         files.finish_gate(result)
         return result
+
+
+def _untimed(run: Measured) -> tuple[Notice, ...]:
+    """Scenarios that were judged and not timed."""
+    timed = {s.scenario for process in run.processes for s in process.scenarios}
+    names = [judged.scenario for judged in run.judged if judged.scenario not in timed]
+    if not timed or not names:
+        return ()
+    message = (
+        f"{', '.join(names)}: numbers and contracts were judged, no time was taken. To time a "
+        "scenario, name it with --scenario when the baseline is recorded."
+    )
+    return (Notice(setting="scenario", message=message),)
 
 
 def job_of(baseline: Measured) -> SampleJob:

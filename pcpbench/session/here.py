@@ -34,6 +34,7 @@ def measured_here(job: SampleJob, judged: tuple[JudgedScenario, ...] = ()) -> Me
     backend = resolve_backend(job.options.backend, device)
     settings = settings_of(job.options, device=str(device), backend=backend.name)
     settings |= {"base": job.base, "candidate": job.candidate, "repetitions": job.repetitions}
+    settings["floor_repetitions"] = job.floor_repetitions
     settings["clock"] = clock_name(device)
     with one_thread(device):
         environment = environment_of(device)

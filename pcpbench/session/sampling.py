@@ -48,7 +48,7 @@ def time_job(job: SampleJob) -> ProcessSample:
         clock = make_own_clock(device)
         target = _TimedTarget(device, backend, clock)
         builder = StandBuilder(target, two_arms(job.base, job.candidate), job.options, str(device))
-        plans = plans_of(job.scenarios, job.options)
+        plans = plans_of(job.timed_scenarios, job.options)
         for plan in plans:
             builder.check(plan)
         scenarios = tuple(_time_scenario(plan, builder, target, job) for plan in plans)
@@ -142,6 +142,7 @@ def _time_scenario(
             job.repetitions,
             check=feed.check,
             drafts=feed.drafts,
+            floor_repetitions=job.floor_repetitions,
         )
     return ScenarioSample(
         scenario=plan.scenario,

@@ -35,18 +35,22 @@ def time_arms(
     on_step: Callable[[], None] = lambda: None,
     check: Callable[[Arm, StepPlan], None] = lambda arm, step: None,
     drafts: Drafts = None,
+    floor_repetitions: int | None = None,
 ) -> list[StepTiming]:
     """Run the scenario `repetitions` times on each arm and return the times of every step.
 
     check: looks at what a timed step left, outside the timed stretch.
     forced: tokens to feed on, one list a step; None lets every arm go on with its own. kernel_s of
     each timing is the step's kernel floor in that repetition, None where it is not measured.
-    drafts: see Drafts; no time goes into making them.
+    drafts: see Drafts; no time goes into making them. floor_repetitions: in how many repetitions,
+    from the first on, floors are measured, since they take longer than the steps; None for all.
     """
     with _no_collector():
         kernels = record_kernels(arms, plan, forced, clock, on_step, drafts)
         timings = []
         for repetition in range(repetitions):
+            if repetition == floor_repetitions:
+                kernels = {}
             for arm in arms:
                 arm.start(plan)
             for number, step in enumerate(plan.steps):

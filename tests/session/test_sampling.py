@@ -45,6 +45,21 @@ def test_a_worker_times_both_arms(job):
     assert scenario.plan_hash == judge_job(job)[0].plan_hash
 
 
+def test_floors_are_measured_in_the_first_repetitions_only(job):
+    one, two = (
+        time_job(msgspec.structs.replace(job, floor_repetitions=number)).scenarios[0].metrics
+        for number in (1, 2)
+    )
+    assert two["launch"].num_pairs == 2 * one["launch"].num_pairs > 0
+    assert one["step"].num_pairs == two["step"].num_pairs
+
+
+def test_without_a_named_scenario_the_core_ones_are_judged_and_one_is_timed(job):
+    job = msgspec.structs.replace(job, scenarios=(), repetitions=1, options=EngineOptions())
+    assert [s.scenario for s in time_job(job).scenarios] == ["s2-capture-edges"]
+    assert len(judge_job(job)) > 1
+
+
 def test_a_planted_slowdown_slows_the_candidate_by_its_share(job):
     before, after = (
         time_job(msgspec.structs.replace(job, slowdown=share)).scenarios[0].metrics["itl"].ratio
