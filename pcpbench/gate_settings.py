@@ -22,7 +22,7 @@ from pcpbench.gate_rules import Acceptance, Rule, effective_rules, parse_accepta
 
 KEYS: Final = ("fail-on", "accept", "on-undecided", "max-time", "processes")
 DEFAULT_MAX_TIME_S: Final = 75.0
-DEFAULT_PROCESSES: Final = 6
+DEFAULT_PROCESSES: Final = 5
 MAX_PROCESSES: Final = 1000
 MAX_TIME_S: Final = 7 * 86400.0
 PYPROJECT: Final = "pyproject.toml"

@@ -9,6 +9,7 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.gate_jobs import SampleJob
+from pcpbench.gate_settings import DEFAULT_PROCESSES
 from pcpbench.request import EngineOptions
 from pcpbench.session import gate as gate_module
 from pcpbench.session import gathering
@@ -73,9 +74,13 @@ def world(fake, tmp_path, monkeypatch):
 
 def test_equal_code_passes_with_as_few_processes_as_were_asked_for(world, capsys):
     assert world.gate() == 0
-    assert world.num == 6
+    assert world.num == DEFAULT_PROCESSES
     found = world.found()
-    assert (found["verdict"], found["num_run"], found["num_baseline"]) == ("pass", 6, 12)
+    assert (found["verdict"], found["num_run"], found["num_baseline"]) == (
+        "pass",
+        DEFAULT_PROCESSES,
+        12,
+    )
     assert [rule["source"] for rule in found["rules"]] == ["default"] * 6
     assert "code: baseline and run are of the same" in " ".join(capsys.readouterr().out.split())
 
@@ -96,7 +101,7 @@ def test_what_no_process_decides_is_undecided_and_ends_as_asked(world, how, code
     assert world.gate("--on-undecided", how, "--max-time", "0.4") == code
     found = world.found()
     assert found["verdict"] == "undecided"
-    assert found["num_run"] > 6
+    assert found["num_run"] > DEFAULT_PROCESSES
     assert found["on_undecided"] == how
 
 
@@ -191,9 +196,9 @@ def test_an_undecided_run_of_this_code_is_extended_and_another_is_not(world, cap
 
 
 def test_a_run_that_is_killed_leaves_what_had_finished(world):
-    world.stop_at = 5
+    world.stop_at = DEFAULT_PROCESSES - 1
     assert world.gate() == 130
-    assert len(read_measured(world.path / "out", "run").processes) == 5
+    assert len(read_measured(world.path / "out", "run").processes) == DEFAULT_PROCESSES - 1
     manifest = json.loads((world.path / "out" / "manifest.json").read_text(encoding="utf-8"))
     assert manifest["outcome"] == "interrupted"
     world.stop_at = None
