@@ -342,7 +342,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
-    return _complain("interrupted: scenarios that had finished are on disk.", exit_code)
+    return _complain("interrupted: what had finished is on disk.", exit_code)
 
 
 def _complain(message: str, exit_code: int) -> int:

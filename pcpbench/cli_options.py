@@ -44,7 +44,7 @@ DynamicSpec = Annotated[
     str,
     typer.Option(
         "--dynamic-spec",
-        help="Verify fewer drafts: off, as many in a step, or each request its own number.",
+        help="Verify fewer drafts: off, step (as many in a step) or request (each its own number).",
     ),
 ]
 FaultPcp = Annotated[

@@ -426,6 +426,24 @@ def test_prefill_contexts_end_at_every_border(dcp_size: int, interleave: int) ->
     assert i == 1 or any(0 < context <= i for context in contexts), "a rank that owns none of it"
 
 
+@pytest.mark.parametrize(("dcp_size", "interleave"), [(2, 1), (2, 2), (2, 4), (4, 2), (4, 4)])
+def test_a_prompt_comes_behind_unequal_shares_of_a_context(dcp_size: int, interleave: int) -> None:
+    lap, found = dcp_size * interleave, 0
+    for step in plan_of("s13-prefill-context").steps:
+        prefills = [s for s in step.scheduled if s.num_computed_tokens < s.prefill_len]
+        lengths = [s.num_computed_tokens + s.num_scheduled_tokens for s in prefills]
+        if len(prefills) > 1 and prefills[0].num_computed_tokens:
+            found += lengths[0] % lap != 0
+    assert found == 3, "whose shares are counted decides where the second one's keys lie"
+
+
+def test_dummy_steps_follow_one_decode_and_two() -> None:
+    steps = plan_of("s3-idle-and-reuse").steps
+    before = [a for a, b in pairwise(steps) if b.idle and not a.idle]
+    # After one, all slots but the first are PAD anyway: a dummy step that resets no more passes.
+    assert {len(step.scheduled) for step in before} == {1, 2}
+
+
 def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:
     scenario = load_scenario("azure-code")
     for word in ("AzurePublicDataset", "CC BY 4.0", "divided by 60"):
