@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from pcpbench.config import DEFAULT_CAPTURE_SIZES
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.model.presets import TINY_SWA
+from pcpbench.pcp_partition import row_grid
 from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 
@@ -442,6 +444,21 @@ def test_dummy_steps_follow_one_decode_and_two() -> None:
     before = [a for a, b in pairwise(steps) if b.idle and not a.idle]
     # After one, all slots but the first are PAD anyway: a dummy step that resets no more passes.
     assert {len(step.scheduled) for step in before} == {1, 2}
+
+
+def test_some_steps_are_large_enough_to_be_cut_together_and_on_no_rank() -> None:
+    """Of two ranks: whoever counts the tokens of all cuts these, and must not (C12)."""
+    found = set()
+    for step in plan_of("s16-microbatch-cut").steps:
+        lengths = [share.num_scheduled_tokens for share in step.scheduled]
+        phases = [share.num_computed_tokens < share.prefill_len for share in step.scheduled]
+        if not lengths:
+            continue
+        grid = row_grid(np.array(lengths), np.array(phases), 2, True, False)
+        least = 4 if any(phases) else 2
+        if sum(lengths) >= least > grid.tokens_per_rank().max():
+            found.add(any(phases))
+    assert found == {False, True}
 
 
 def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:
