@@ -107,6 +107,7 @@ def shipped(
         max_dcp=max_dcp,
         needs_microbatch=setting.microbatch,
         needs_dynamic_spec=setting.dynamic_spec != "off",
+        needs_draft_model=setting.draft_model != "planned",
         needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
         needs_sparse=model_shape(setting.model).is_sparse,
         needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,

@@ -375,6 +375,7 @@ def options_of(setting: Setting) -> EngineOptions:
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
         dynamic_spec=setting.dynamic_spec,
+        draft_model=setting.draft_model,
         microbatch=setting.microbatch,
         model=setting.model,
         dcp_backend=setting.dcp_backend,

@@ -53,8 +53,24 @@ class BuiltinArm:
 
     @property
     def addresses(self) -> tuple[AddressUse, ...]:
-        """What those graphs read and write."""
-        return () if self.engine.graphs is None else tuple(self.engine.graphs.addresses)
+        """What those graphs read and write, the draft model's too."""
+        drafts = () if self.engine.drafts is None else self.engine.drafts.addresses
+        return () if self.engine.graphs is None else (*self.engine.graphs.addresses, *drafts)
+
+    @property
+    def draft_captured(self) -> tuple[CapturedGraph, ...]:
+        """Graphs of the draft model's passes."""
+        return () if self.engine.drafts is None else self.engine.drafts.captured
+
+    @property
+    def num_draft_caches(self) -> int:
+        """Caches at the end of each rank's that are the draft model's."""
+        return 0 if self.engine.drafts is None else len(self.engine.drafts.ranks[0].kv_caches)
+
+    def keep_draft_passes(self, keep: bool) -> None:
+        """Have steps keep what their draft passes read, or not."""
+        if self.engine.drafts is not None:
+            self.engine.drafts.keeps_passes = keep
 
     @property
     def pool_bytes(self) -> int:
