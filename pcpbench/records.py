@@ -77,7 +77,8 @@ class DraftPassRecord:
     descriptor: what it ran as. num_replays: graphs launched for it. The rest is shaped as in
     RankRecord. block_tables is empty, slot_mappings of no group and the lengths None where it ran
     without attention inputs. slot_mappings: of the first pass the gathered mapping [num_groups,
-    T * pcp], of a later one this rank's own [num_groups, T].
+    T * pcp], of a later one this rank's own [num_groups, T]. hidden_in, hidden_out [T, hidden]: the
+    states that it was fed and those that it made, widened to float32.
     """
 
     descriptor: BatchExecutionDescriptor
@@ -94,6 +95,8 @@ class DraftPassRecord:
     dcp_local_seq_lens: IntArray | None
     block_tables: tuple[IntArray, ...]
     slot_mappings: IntArray
+    hidden_in: NDArray[np.float32]
+    hidden_out: NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)

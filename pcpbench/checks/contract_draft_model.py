@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pcpbench.checks.draft_hidden import hidden_message
 from pcpbench.checks.findings import StepView, mismatch, nonzero
 from pcpbench.checks.oracle import RankExpectation
 from pcpbench.checks.oracle_drafts import DraftExpectation
@@ -83,6 +84,7 @@ def _pass_findings(
     else:
         right = _later(record, number, one, draft)
     yield from _array_findings(view.setup, record.rank, one, right)
+    yield "hidden_in", hidden_message(view, record, number, one, draft)
 
 
 def _descriptor_message(

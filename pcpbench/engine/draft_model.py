@@ -48,6 +48,7 @@ class DraftPass:
     input_ids: Tensor
     positions: Tensor
     is_padding: Tensor
+    hidden_states: Tensor
     metadata: AttentionMetadata | None
 
 
@@ -302,6 +303,7 @@ class DraftWorker:
             views.input_ids.clone(),
             views.positions.clone(),
             views.is_padding.clone(),
+            self.hidden_states[: counts.num_tokens_after_padding].clone(),
             copies,
         )
 

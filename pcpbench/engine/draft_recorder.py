@@ -17,8 +17,7 @@ def step_drafts(proposal: Proposal | None) -> dict[str, Any]:
     """The fields of a StepRecord that a draft model fills."""
     if proposal is None or proposal.logits is None:
         return {}
-    logits = proposal.logits.float().cpu().numpy()
-    return {"draft_logits": np.array(logits, copy=True), "proposed": _host(proposal.tokens[0])}
+    return {"draft_logits": _wide(proposal.logits), "proposed": _host(proposal.tokens[0])}
 
 
 def rank_drafts(proposal: Proposal | None, index: int) -> dict[str, Any]:
@@ -26,7 +25,9 @@ def rank_drafts(proposal: Proposal | None, index: int) -> dict[str, Any]:
     if proposal is None:
         return {}
     found: dict[str, Any] = {
-        "draft_passes": tuple(_record(one, one.ranks[index]) for one in proposal.passes)
+        "draft_passes": tuple(
+            _record(one, one.ranks[index], one.drafted[index]) for one in proposal.passes
+        )
     }
     if proposal.tokens:
         found["proposed"] = _host(proposal.tokens[index])
@@ -34,7 +35,7 @@ def rank_drafts(proposal: Proposal | None, index: int) -> dict[str, Any]:
     return found
 
 
-def _record(one: RankedPass, own: DraftPass) -> DraftPassRecord:
+def _record(one: RankedPass, own: DraftPass, drafted: Tensor) -> DraftPassRecord:
     given, counts = own.metadata, own.counts
     local = None if given is None else given.dcp_local_seq_lens
     return DraftPassRecord(
@@ -52,8 +53,14 @@ def _record(one: RankedPass, own: DraftPass) -> DraftPassRecord:
         dcp_local_seq_lens=None if local is None else _host(local),
         block_tables=() if given is None else tuple(map(_host, given.block_tables)),
         slot_mappings=np.zeros((0, 0)) if given is None else _host(given.slot_mappings),
+        hidden_in=_wide(own.hidden_states),
+        hidden_out=_wide(drafted),
     )
 
 
 def _host(tensor: Tensor) -> NDArray[Any]:
     return np.array(tensor.cpu().numpy(), copy=True)
+
+
+def _wide(tensor: Tensor) -> NDArray[np.float32]:
+    return np.array(tensor.float().cpu().numpy(), copy=True)

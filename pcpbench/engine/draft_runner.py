@@ -39,11 +39,12 @@ NEXT: Final = "draft next "
 
 @dataclass(frozen=True)
 class RankedPass:
-    """One pass on all ranks: what it ran as, graphs launched for it, what each rank read."""
+    """One pass on all ranks: what it ran as, graphs launched for it, what each rank read and made."""
 
     descriptor: BatchExecutionDescriptor
     num_replays: int
     ranks: tuple[DraftPass, ...]
+    drafted: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -231,11 +232,14 @@ class DraftRunner:
         kept = tuple(rank.kept() for rank in self.ranks) if self.keeps_passes else ()
         if descriptor.cg_mode is not CUDAGraphMode.FULL or kind.manager is None:
             drafted = run_lockstep([rank.forward(into_buffer=False) for rank in self.ranks])
-            return drafted, RankedPass(descriptor, 0, kept)
-        before = kind.manager.num_replays
-        kind.manager.replay(descriptor)
-        drafted = [rank.drafted_states[: descriptor.num_tokens] for rank in self.ranks]
-        return drafted, RankedPass(descriptor, kind.manager.num_replays - before, kept)
+            num_replays = 0
+        else:
+            before = kind.manager.num_replays
+            kind.manager.replay(descriptor)
+            drafted = [rank.drafted_states[: descriptor.num_tokens] for rank in self.ranks]
+            num_replays = kind.manager.num_replays - before
+        made = tuple(own.clone() for own in drafted) if self.keeps_passes else ()
+        return drafted, RankedPass(descriptor, num_replays, kept, made)
 
     def _guess(self, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Each rank's tokens, int64 [n], and the first rank's logits."""
