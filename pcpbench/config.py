@@ -127,8 +127,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Speculative decoding as far as a start-up check needs to know it.
 
     dynamic: whether decodes verify fewer drafts than num_speculative_tokens: `off`, as many for all
-    in a `step`, or each `request` its own number. draft_model: whether drafts are only `planned`, or
-    an `mtp` module proposes drafts after each step as well.
+    in a `step`, or each `request` its own number. draft_model: whether drafts are only `planned`,
+    or an `mtp` module proposes drafts after each step as well.
     """
 
     method: str = "mtp"

@@ -208,8 +208,8 @@ class StepRecord:
     and what ran are two things. None where the target cannot tell.
     draft_tokens: the step's draft tokens, request after request; None for a step without any, or
     where the target cannot tell.
-    draft_logits [drafts, scheduled requests, vocab]: a draft model's, widened to float32. proposed: the
-    first rank's. Both None without a draft model, and for an idle step.
+    draft_logits [drafts, scheduled requests, vocab]: a draft model's, widened to float32. proposed:
+    the first rank's. Both None without a draft model, and for an idle step.
     """
 
     arm: str
@@ -330,8 +330,9 @@ class Phase:
     """One stretch of a step of one arm.
 
     name: `step`, or a part of it: `update_states`, `prepare_inputs`, `dispatch`,
-    `prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`. rank: whose, None
-    for what is done for all ranks at once. start_s: since the traced pass of the scenario began.
+    `prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`, `draft` (all passes
+    of a draft model). rank: whose, None for what is done for all ranks at once. start_s: since the
+    traced pass of the scenario began.
     """
 
     arm: str

@@ -125,8 +125,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.microbatch:
             raise UsageError(
-                f"{told} with --microbatch: its passes run on whole batches only, and its first one "
-                "on the target's, which would be cut: leave one of the two out."
+                f"{told} with --microbatch: its passes run on whole batches, its first one on the "
+                "target's, which would be cut: leave one of the two out."
             )
         if len(MODEL_SHAPES[self.preset].kv_groups) > 1:
             one = [name for name, shape in MODEL_SHAPES.items() if len(shape.kv_groups) == 1]
@@ -147,7 +147,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_lookahead_tokens(self) -> int:
-        """Positions behind those of a step that its draft model writes: one a pass but the first."""
+        """Positions behind a step's that its draft model writes: one a pass but the first."""
         return 0 if self.draft_model == DRAFT_MODELS[0] else self.spec_tokens - 1
 
     @property

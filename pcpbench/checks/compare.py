@@ -70,6 +70,7 @@ def compare_steps(
         drifts += _compare_logits(record, twin, left, right, kind, dtype, outcome)
     elif len(left) != len(right):
         drifts.append(measure(kind, "sampled", np.array(left), np.array(right), dtype))
+
     def near_ties(logits: NDArray[Any], tokens: NDArray[Any], others: NDArray[Any]) -> bool:
         return _flips_allowed(logits, tokens, others, kind, dtype)
 

@@ -79,10 +79,7 @@ def _pass_findings(
         return
     draft, mine = view.expected.draft, view.expected.ranks[record.rank]
     assert draft is not None
-    if number == 0:
-        right = _first(view, mine, draft)
-    else:
-        right = _later(record, number, one, draft)
+    right = _first(view, mine, draft) if number == 0 else _later(record, number, one, draft)
     yield from _array_findings(view.setup, record.rank, one, right)
     yield "hidden_in", hidden_message(view, record, number, one, draft)
 
@@ -210,9 +207,7 @@ def _array_findings(
     yield "slot_mappings", mismatch("slot_mappings", found, right.slot_mappings, what)
 
 
-def _shares_message(
-    setup: ArmSetup, rank: int, one: DraftPassRecord, seq_lens: IntArray
-) -> str:
+def _shares_message(setup: ArmSetup, rank: int, one: DraftPassRecord, seq_lens: IntArray) -> str:
     """The rank's share of the pass's own lengths, 0 in padding rows (SPEC 7)."""
     name, world, found = "dcp_local_seq_lens", setup.world, one.dcp_local_seq_lens
     if found is None or world.dcp_size == 1:

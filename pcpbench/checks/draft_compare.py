@@ -17,7 +17,7 @@ from pcpbench.checks.drift import measure
 from pcpbench.records import Drift, StepRecord
 
 Allowed = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], bool]
-"""Whether tokens that differ were near ties: the twin's logits [rows, vocab], tokens, its tokens."""
+"""Whether tokens that differ were near ties: the twin's logits [rows, vocab], tokens, its own."""
 
 
 def compare_drafts(

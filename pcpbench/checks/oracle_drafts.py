@@ -23,7 +23,7 @@ class DraftExpectation:
     """The same for every rank but where a rank's number is named.
 
     rows [n]: the token of the global batch that a request is drafted from, the last kept one.
-    positions [k - 1, n]: of the passes behind the first. block_ids[group][n]: each request's blocks.
+    positions [k - 1, n]: of the passes behind the first. block_ids[group][n]: a request's blocks.
     slots: one [k - 1, groups, n] a rank, PAD where another rank of its DCP group owns the position.
     following [tokens of the global batch]: the token behind each one as far as it was known before
     the step, -1 where not.

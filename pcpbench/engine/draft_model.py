@@ -25,7 +25,7 @@ from pcpbench.engine.input_batch import InputBatch, InputBuffers, set_dummy_cont
 from pcpbench.engine.kv_cache import allocate_kv_caches
 from pcpbench.engine.request_state import RequestState
 from pcpbench.engine.worker import Worker
-from pcpbench.model.context import AttentionMetadata
+from pcpbench.model.context import AttentionMetadata, PrefillKeys
 from pcpbench.model.mtp import MTPModule
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 
@@ -148,8 +148,7 @@ class DraftWorker:
         self.context.pcp = worker.groups.pcp
         self.context.metadata = None
         if given is not None:
-            self._set_metadata(given.block_tables, given.slot_mappings)
-            self.context.metadata = replace(self.context.metadata, prefill=given.prefill)
+            self._set_metadata(given.block_tables, given.slot_mappings, given.prefill)
 
     def choose_rows(self) -> None:
         """Find the token of the global batch that each request is drafted from: the last kept one.
@@ -239,7 +238,9 @@ class DraftWorker:
             )
         self._set_metadata(tables, slots)
 
-    def _set_metadata(self, tables: tuple[Tensor, ...], slots: Tensor) -> None:
+    def _set_metadata(
+        self, tables: tuple[Tensor, ...], slots: Tensor, prefill: PrefillKeys | None = None
+    ) -> None:
         counts, buffers = self._counts, self.input_buffers
         views = buffers.views(counts.num_reqs_after_padding, counts.num_tokens_after_padding)
         self.context.metadata = AttentionMetadata(
@@ -248,6 +249,7 @@ class DraftWorker:
             dcp_local_seq_lens=self._prepare_dcp_lens(views.seq_lens),
             block_tables=tables,
             slot_mappings=slots,
+            prefill=prefill,
         )
 
     def _prepare_dcp_lens(self, seq_lens: Tensor) -> Tensor | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,9 @@ from torch import Tensor
 
 from pcpbench.engine.draft_model import DraftPass
 from pcpbench.engine.draft_runner import Proposal, RankedPass
-from pcpbench.records import DraftPassRecord
+from pcpbench.records import DraftPassRecord, IntArray
+
+_NO_SLOTS: Final[IntArray] = np.zeros((0, 0), dtype=np.int64)
 
 
 def step_drafts(proposal: Proposal | None) -> dict[str, Any]:
@@ -52,7 +54,7 @@ def _record(one: RankedPass, own: DraftPass, drafted: Tensor) -> DraftPassRecord
         seq_lens=None if given is None else _host(given.seq_lens),
         dcp_local_seq_lens=None if local is None else _host(local),
         block_tables=() if given is None else tuple(map(_host, given.block_tables)),
-        slot_mappings=np.zeros((0, 0)) if given is None else _host(given.slot_mappings),
+        slot_mappings=_NO_SLOTS if given is None else _host(given.slot_mappings),
         hidden_in=_wide(own.hidden_states),
         hidden_out=_wide(drafted),
     )

@@ -39,7 +39,7 @@ NEXT: Final = "draft next "
 
 @dataclass(frozen=True)
 class RankedPass:
-    """One pass on all ranks: what it ran as, graphs launched for it, what each rank read and made."""
+    """One pass on all ranks: what it ran as, graphs launched, what each rank read and made."""
 
     descriptor: BatchExecutionDescriptor
     num_replays: int
@@ -135,6 +135,11 @@ class DraftRunner:
         self.next.manager = GraphManager(backend, book, pool, NEXT)
 
     @property
+    def num_shapes(self) -> int:
+        """Shapes of its passes that can be captured."""
+        return len(self.first.descriptors) + len(self.next.descriptors)
+
+    @property
     def captured(self) -> tuple[CapturedGraph, ...]:
         """Graphs captured so far."""
         managers = (kind.manager for kind in (self.first, self.next))
@@ -152,9 +157,7 @@ class DraftRunner:
             if kind.manager is not None:
                 kind.manager.capture(kind.stage, kind.descriptors, on_captured)
 
-    def propose(
-        self, descriptor: BatchExecutionDescriptor, hidden: Sequence[Tensor]
-    ) -> Proposal:
+    def propose(self, descriptor: BatchExecutionDescriptor, hidden: Sequence[Tensor]) -> Proposal:
         """Draft behind the step that the workers have just run and advanced by.
 
         descriptor: what the target model ran as. hidden: one [tokens after padding, hidden] a rank,
@@ -244,8 +247,7 @@ class DraftRunner:
     def _guess(self, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Each rank's tokens, int64 [n], and the first rank's logits."""
         logits = [
-            rank.model.compute_logits(state)
-            for rank, state in zip(self.ranks, states, strict=True)
+            rank.model.compute_logits(state) for rank, state in zip(self.ranks, states, strict=True)
         ]
         return [own.argmax(-1) for own in logits], logits[0]
 

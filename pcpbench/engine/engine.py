@@ -228,9 +228,7 @@ class Engine:
         if self.drafts is None:
             return output
         hidden = self._local_hidden
-        return replace(
-            output, proposal=self.drafts.propose(output.decision.descriptor, hidden)
-        )
+        return replace(output, proposal=self.drafts.propose(output.decision.descriptor, hidden))
 
     def _find_drafts(self, plan: StepPlan) -> StepOutput:
         """Run a step until its drafts are those that the plan's acceptance asks for.

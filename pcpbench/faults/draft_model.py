@@ -199,9 +199,7 @@ def drafted_from_last_row(site: Site) -> None:
 def ids_not_shifted(site: Site) -> None:
     """The first pass is fed the token at each position, not the one behind it."""
 
-    def faulty(
-        fill: Callable[..., None], input_ids: Tensor, positions: Tensor, *rest: Any
-    ) -> None:
+    def faulty(fill: Callable[..., None], input_ids: Tensor, positions: Tensor, *rest: Any) -> None:
         fill(input_ids, positions, *rest)
         sound = input_ids.clone()
         fill(input_ids, positions - 1, *rest)

@@ -70,12 +70,7 @@ class Setting:
         parts = [f"{name} {size}" for name, size in sizes if size > 1]
         if self.dcp > 1 and self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
-        if self.spec_tokens:
-            parts.append(f"spec-tokens {self.spec_tokens}")
-        if self.dynamic_spec != "off":
-            parts.append(f"dynamic-spec {self.dynamic_spec}")
-        if self.draft_model != "planned":
-            parts.append(f"draft-model {self.draft_model}")
+        parts += self._drafts()
         if self.microbatch:
             parts.append("microbatch")
         if self.model != "tiny":
@@ -90,6 +85,14 @@ class Setting:
         if self.checks != "quick":
             parts.append(f"--check {self.checks}")
         return " ".join(parts) or "one rank"
+
+    def _drafts(self) -> Iterator[str]:
+        if self.spec_tokens:
+            yield f"spec-tokens {self.spec_tokens}"
+        if self.dynamic_spec != "off":
+            yield f"dynamic-spec {self.dynamic_spec}"
+        if self.draft_model != "planned":
+            yield f"draft-model {self.draft_model}"
 
 
 class Site:
@@ -231,17 +234,24 @@ class Fault:
             return f"needs pcp {self.max_pcp} or less"
         if self.max_dcp is not None and setting.dcp > self.max_dcp:
             return f"needs dcp {self.max_dcp} or less"
-        if setting.spec_tokens < self.min_spec_tokens:
-            return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
+        lacks = self._lacks_drafts(setting) or self._lacks_attention(setting)
+        return lacks or self._lacks_experts(setting)
+
+    def _lacks_drafts(self, setting: Setting) -> str:
+        if setting.spec_tokens < self.min_spec_tokens:
+            return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_dynamic_spec and setting.dynamic_spec == "off":
             return "needs --dynamic-spec"
         if self.needs_draft_model and setting.draft_model == "planned":
             return "needs --draft-model mtp"
-        if setting.draft_model != "planned" and setting.microbatch:
+        if setting.draft_model == "planned":
+            return ""
+        if setting.microbatch:
             return "has a draft model, which runs without --microbatch"
-        return self._lacks_attention(setting) or self._lacks_experts(setting)
+        several = len(model_shape(setting.model).kv_groups) > 1
+        return "has a draft model, which needs a model with one KV group" if several else ""
 
     def _lacks_attention(self, setting: Setting) -> str:
         shape = model_shape(setting.model)

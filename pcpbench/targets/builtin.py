@@ -63,6 +63,11 @@ class BuiltinArm:
         return () if self.engine.drafts is None else self.engine.drafts.captured
 
     @property
+    def num_draft_graphs(self) -> int:
+        """Shapes of the draft model's passes that can be captured."""
+        return 0 if self.engine.drafts is None else self.engine.drafts.num_shapes
+
+    @property
     def num_draft_caches(self) -> int:
         """Caches at the end of each rank's that are the draft model's."""
         return 0 if self.engine.drafts is None else len(self.engine.drafts.ranks[0].kv_caches)
