@@ -21,6 +21,7 @@ from pcpbench.faults.classes import DCP, PCP, SPARSE, shipped
 from pcpbench.faults.fault import PARTITION_DRIFT, Fault, Site
 from pcpbench.model.context import ForwardContext
 from pcpbench.model.mla import MLAAttention
+from pcpbench.model.mtp import MTPModule
 from pcpbench.modes import BatchExecutionDescriptor
 
 MTP: Final = replace(PCP, spec_tokens=3, draft_model="mtp")
@@ -317,6 +318,16 @@ def largest_not_captured(site: Site) -> None:
     site.wrap(draft_runner, "decode_descriptors", faulty)
 
 
+def joined_the_wrong_way(site: Site) -> None:
+    """The draft model's layer gets hidden state and embedding in the wrong order, on every arm."""
+
+    def faulty(join: Callable[..., Tensor], embedded: Tensor, hidden: Tensor) -> Tensor:
+        site.hit()
+        return join(hidden, embedded)
+
+    site.wrap(MTPModule, "join", faulty)
+
+
 def positions_moved(site: Site) -> None:
     """The draft model's positions are re-created after capture."""
     for engine in site.replaying:
@@ -377,6 +388,9 @@ FAULTS: Final = (
             "positions, not those behind them.", ids_not_shifted, "C22", setting=MTP),
     shipped("K24", "draft-attention-not-merged", "The draft model does not merge attention over "
             "its DCP group.", not_merged, PARTITION_DRIFT, setting=SPARSE_MTP, at_capture=True),
+    shipped("K33", "draft-joined-the-wrong-way", "The draft model's layer gets hidden state and "
+            "embedding in the wrong order.", joined_the_wrong_way, "C18", setting=MTP,
+            at_capture=True),
     shipped("K10", "draft-positions-moved", "The draft model's positions are re-created after "
             "capture.", positions_moved, "C8", "C13", setting=MTP),
     shipped("K15", "draft-weight-rebound", "A weight of the draft model is rebound to a copy after "

@@ -61,6 +61,11 @@ class MTPModule(nn.Module):
         self.proj = source.factor(joined)
         self.layer = DecoderLayer(shape, 0, source, ep_size=1)
 
+    @property
+    def target(self) -> MLADecoder:
+        """The model that it drafts for."""
+        return self._target[0]
+
     async def forward(
         self, input_ids: Tensor, positions: Tensor, hidden: Tensor, context: ForwardContext
     ) -> Tensor:
@@ -69,9 +74,9 @@ class MTPModule(nn.Module):
         input_ids: int32 [T], the token behind each position. positions: int64 [T]. hidden: [T,
         hidden], of the target model or of the pass before.
         """
-        target = self._target[0]
+        target = self.target
         embedded = self.embedding_norm(target.embedding.index_select(0, input_ids))
-        x = torch.mm(torch.cat((embedded, self.hidden_norm(hidden)), -1), self.proj)
+        x = torch.mm(self.join(embedded, self.hidden_norm(hidden)), self.proj)
         turns = target.rotary.turns(positions)
         heads = self.shape.num_attention_heads // target.tp_size
         out = x.new_empty((x.shape[0], heads, self.shape.kv_lora_rank))
@@ -80,6 +85,11 @@ class MTPModule(nn.Module):
         drafted: Tensor = self.norm(x)
         return drafted
 
+    @staticmethod
+    def join(embedded: Tensor, hidden: Tensor) -> Tensor:
+        """What `proj` takes, [T, 2 * hidden]: the embedding first. Both are normed."""
+        return torch.cat((embedded, hidden), -1)
+
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """hidden: [rows, hidden] as `forward` returned them; logits float32 [rows, vocab]."""
-        return self._target[0].compute_logits(hidden)
+        return self.target.compute_logits(hidden)

@@ -16,7 +16,7 @@ from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
-from pcpbench.model.dense import dense_logits, index_tables
+from pcpbench.model.dense import dense_draft_logits, dense_logits, index_tables
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
@@ -194,6 +194,15 @@ class BuiltinArm:
         if model.tp_size > 1:
             return None
         return [part.cpu().numpy() for part in dense_logits(model, token_ids, positions)]
+
+    def dense_draft_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """The same of the draft model's first pass; None also where none runs."""
+        if self.engine.drafts is None or self.engine.drafts.modules[0].target.tp_size > 1:
+            return None
+        found = dense_draft_logits(self.engine.drafts.modules[0], token_ids, positions)
+        return [part.cpu().numpy() for part in found]
 
     def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
         """Run the last step once more; None where it computed nothing."""

@@ -181,6 +181,14 @@ class DraftingArm(Protocol):
     def draft_captured(self) -> tuple[CapturedGraph, ...]:
         """Graphs of the draft model's passes."""
 
+    def dense_draft_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """What `Arm.dense_logits` is, of the draft model's first pass; None also where none runs.
+
+        token_ids: sequences that end with the token behind the last position asked for.
+        """
+
     def keep_draft_passes(self, keep: bool) -> None:
         """Whether steps keep what their draft passes read, for `record`; timed ones need not."""
 

@@ -8,6 +8,7 @@ from pcpbench.engine.draft_model import DraftWorker
 from pcpbench.engine.draft_runner import DraftRunner
 from pcpbench.faults.fault import Site
 from pcpbench.faults.registry import all_faults
+from pcpbench.model.mtp import MTPModule
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.results import Outcome
 from pcpbench.session.clean_runs import draw_runs
@@ -141,7 +142,8 @@ def test_timed_steps_keep_no_copies_of_passes(small, monkeypatch):
     judged = len(kept)
     result = made.run(repetitions=1)
     assert result.outcome is Outcome.PASS, result.reasons  # C14: timed runs sample the same
-    assert judged and len(kept) == 2 * judged
+    assert judged
+    assert len(kept) == 2 * judged
 
 
 def test_without_a_draft_model_nothing_of_it_runs(small, monkeypatch):
@@ -173,6 +175,14 @@ def test_faults_that_leave_the_target_alone_are_accused_by_name(small):
             assert contracts <= set(findings(made.run())), name
         assert site.num_hits
     assert made.run().outcome is Outcome.PASS
+
+
+def test_a_module_that_is_wrong_on_every_arm_alike_is_not_its_dense_forward(small, monkeypatch):
+    join = MTPModule.join
+    monkeypatch.setattr(MTPModule, "join", staticmethod(lambda a, b: join(b, a)))
+    result = small(candidate="eager", base="reference").run()
+    assert findings(result) == ("C18",)
+    assert "draft_logits of request r0." in result.reasons[0]
 
 
 REFUSED = {
