@@ -1,5 +1,7 @@
 """A draft model behind the target model, end to end: passes, graphs, drifts, refusals."""
 
+from itertools import count
+
 import numpy as np
 import pytest
 
@@ -144,6 +146,16 @@ def test_timed_steps_keep_no_copies_of_passes(small, monkeypatch):
     assert result.outcome is Outcome.PASS, result.reasons  # C14: timed runs sample the same
     assert judged
     assert len(kept) == 2 * judged
+
+
+def test_a_trace_shows_its_passes_as_one_phase(small):
+    made = small(k=2)
+    arm, ticks = made.stand.arms["full"], count()
+    arm.start(made.plan)
+    for step in made.plan.steps[:3]:
+        names = [name for name, *_ in arm.execute_watched(step, None, None, ticks.__next__)]
+        assert names.count("draft") == 1
+        assert names[-1] == "draft"
 
 
 def test_without_a_draft_model_nothing_of_it_runs(small, monkeypatch):
