@@ -284,7 +284,9 @@ class Engine:
         return tuple(replayed)
 
     def _compute(self, descriptor: BatchExecutionDescriptor, plan: StepPlan) -> list[Sampled]:
-        hidden = self._local_hidden = self._forward(descriptor)
+        hidden = self._forward(descriptor)
+        if self.drafts is not None:
+            self._local_hidden = hidden
         return run_lockstep(
             [worker.sample(part, plan) for worker, part in zip(self.workers, hidden, strict=True)]
         )

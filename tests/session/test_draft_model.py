@@ -115,10 +115,27 @@ def test_the_target_model_does_what_it_does_without(small):
     assert sampled() == sampled(draft_model="planned")
 
 
-def test_full_checks_and_one_draft(small):
-    """Second looks and poison hold, with graphs of the first pass alone."""
+def test_poison_and_second_looks_find_nothing(small):
+    result = small(pcp=2, dcp=2, capture_sizes="4,16").run(checks="full")
+    assert result.outcome is Outcome.PASS, result.reasons
+
+
+def test_a_pass_that_reads_what_it_did_not_write_is_poisoned(small, monkeypatch):
+    """A row of its output buffer that no pass of the step has written, times zero."""
+    stage = DraftWorker.stage_next
+
+    def faulty(self, drafts, hidden):
+        stage(self, drafts, hidden)
+        self.hidden_states[: len(hidden)].add_(self.drafted_states[-1] * 0)
+
+    monkeypatch.setattr(DraftWorker, "stage_next", faulty)
+    result = small(k=2, capture_sizes="4,8").run(checks="full")
+    assert "C16" in findings(result)
+
+
+def test_with_one_draft_there_are_graphs_of_the_first_pass_alone(small):
     made = small(k=1, capture_sizes="4,8")
-    result = made.run(checks="full")
+    result = made.run()
     assert result.outcome is Outcome.PASS, result.reasons
     labels = [graph.descriptor for graph in made.stand.arms["full"].draft_captured]
     assert labels == ["draft first FULL[reqs=4,tokens=8]", "draft first FULL[reqs=2,tokens=4]"]
