@@ -47,6 +47,14 @@ DynamicSpec = Annotated[
         help="Verify fewer drafts: off, step (as many in a step) or request (each its own number).",
     ),
 ]
+DraftModel = Annotated[
+    str,
+    typer.Option(
+        "--draft-model",
+        help="Who drafts: planned (the plan alone), or mtp: a module that also proposes drafts "
+        "after each step, in graphs of its own.",
+    ),
+]
 FaultPcp = Annotated[
     int | None,
     typer.Option(
