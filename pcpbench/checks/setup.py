@@ -10,7 +10,7 @@ from typing import Final
 
 from pcpbench.config import ALL2ALL_BACKENDS
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.records import IndexTables
+from pcpbench.records import NO_TRAITS, IndexTables, Traits
 from pcpbench.results import CapturedGraph
 from pcpbench.world import World
 
@@ -65,6 +65,7 @@ class ArmSetup:
     index_tables: how a sparse model chooses keys; None for one that attends to all, or whose scores
     cannot be recomputed exactly.
     experts: None for a dense model, or where the target cannot tell what is routed.
+    traits: where the target is known to differ from the contracts.
     """
 
     name: str
@@ -83,6 +84,7 @@ class ArmSetup:
     ubatch_thresholds: tuple[int, int] | None = None
     index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
     experts: ExpertSetup | None = None
+    traits: Traits = NO_TRAITS
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

@@ -172,6 +172,7 @@ def _setup(
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
         index_tables=index_tables,
         experts=_experts(config),
+        traits=arm.traits,
     )
 
 
