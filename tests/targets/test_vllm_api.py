@@ -113,6 +113,6 @@ def test_names_are_looked_up_by_the_table(api):
     assert api.function("post_update") is api.modules["input_batch"].post_update
     with pytest.raises(KeyError):
         api.function("post_no_update")
-    api_module.check_names(api, [(SimpleNamespace(a=1), "a")])
+    api_module.check_names(api, SimpleNamespace(a=1), ["a"])
     with pytest.raises(CannotMeasure, match=r"SimpleNamespace\.b"):
-        api_module.check_names(api, [(SimpleNamespace(a=1), "b")])
+        api_module.check_names(api, SimpleNamespace(a=1), ["a", "b"])

@@ -33,6 +33,8 @@ MODULES: Final = {
     "cp_utils": f"{WORKER}.cp_utils",
     "cudagraph_utils": f"{WORKER}.cudagraph_utils",
     "ubatch_utils": f"{WORKER}.ubatch_utils",
+    "model_runner": f"{WORKER}.model_runner",
+    "sched_output": "vllm.v1.core.sched.output",
     "worker_utils": "vllm.v1.worker.utils",
     "parallel_state": "vllm.distributed.parallel_state",
     "config": "vllm.config",
@@ -48,6 +50,7 @@ NAMES: Final = {
         "PCPManager.restore_for_sampling",
         "PCPManager.replicated_requests",
         "PCPManager.validate_config",
+        "maybe_build_pcp_manager",
     ),
     "block_table": (
         "BlockTables.append_block_ids",
@@ -78,6 +81,12 @@ NAMES: Final = {
         "BatchExecutionDescriptor",
         "CudaGraphManager.dispatch",
         "prepare_inputs_to_capture",
+    ),
+    "model_runner": ("GPUModelRunner.execute_model", "sort_batch_req_ids"),
+    "sched_output": (
+        "SchedulerOutput.make_empty",
+        "NewRequestData",
+        "CachedRequestData.make_empty",
     ),
     "ubatch_utils": ("create_ubatch_slices", "_slice_input_batch"),
     "worker_utils": ("get_uniform_decode_token_count",),
@@ -415,8 +424,8 @@ def _moved_on(version: str, missing: str) -> CannotMeasure:
     )
 
 
-def check_names(api: VllmApi, names: Sequence[tuple[Any, str]]) -> None:
-    """Raise CannotMeasure for the first (object, attribute) that this vLLM lacks."""
-    for owner, name in names:
+def check_names(api: VllmApi, owner: Any, names: Sequence[str]) -> None:
+    """Raise CannotMeasure for the first attribute that an object of this vLLM lacks."""
+    for name in names:
         if not hasattr(owner, name):
             raise _moved_on(api.version, f"{type(owner).__name__}.{name}")

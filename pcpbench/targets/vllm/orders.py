@@ -6,7 +6,6 @@ step's requests. Keeps no state.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +13,16 @@ from typing import Any
 import msgspec
 
 from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
+from pcpbench.targets.vllm.api import VllmApi
 
 
-def arrange(plan: ScenarioPlan, decode_query_len: int) -> ScenarioPlan:
+def arrange(api: VllmApi, plan: ScenarioPlan, decode_query_len: int) -> ScenarioPlan:
     """The plan with each step's requests as vLLM's runner sorts them.
 
     It wants decodes first, which the plan has, and shorter queries before longer ones: prefills of
     9 and 4 tokens change places. Rows of records are compared in this order.
     """
-    sort = importlib.import_module("vllm.v1.worker.gpu.model_runner").sort_batch_req_ids
+    sort = api.function("sort_batch_req_ids")
     steps = tuple(_arranged(step, sort, decode_query_len) for step in plan.steps)
     return msgspec.structs.replace(plan, steps=steps)
 
@@ -33,13 +33,15 @@ def _arranged(step: StepPlan, sort: Callable[..., list[str]], query_len: int) ->
     return msgspec.structs.replace(step, scheduled=tuple(by_id[req_id] for req_id in order))
 
 
-def scheduler_output(plan: StepPlan, tokens: dict[str, list[int]], *, again: bool = False) -> Any:
+def scheduler_output(
+    api: VllmApi, plan: StepPlan, tokens: dict[str, list[int]], *, again: bool = False
+) -> Any:
     """The SchedulerOutput of a step.
 
     tokens: req_id -> prompt and what was generated before a preemption, for each request that
     enters. again: the step is prepared once more; whoever entered with it is known by now.
     """
-    output_module = importlib.import_module("vllm.v1.core.sched.output")
+    output_module: Any = api.modules["sched_output"]
     output = output_module.SchedulerOutput.make_empty()
     output.num_scheduled_tokens = _num_tokens(plan.scheduled)
     output.total_num_scheduled_tokens = plan.num_tokens

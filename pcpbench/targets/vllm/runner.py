@@ -11,7 +11,6 @@ is answered with nothing.
 
 from __future__ import annotations
 
-import importlib
 import math
 from dataclasses import dataclass
 from functools import lru_cache
@@ -22,10 +21,19 @@ import torch
 
 from pcpbench.config import EngineConfig
 from pcpbench.kv_groups import KVGroup
-from pcpbench.targets.vllm.api import RankView, VllmApi
+from pcpbench.targets.vllm.api import RankView, VllmApi, check_names
 from pcpbench.targets.vllm.settings import MissingSetting, asked_for, vllm_config
 
-MODEL_RUNNER = "vllm.v1.worker.gpu.model_runner"
+MANAGER_STATE = (
+    "_global_batch",
+    "_local_batch",
+    "_hidden_restore_idx",
+    "_gathered_kv_write_mask",
+    "_local_block_tables",
+    "_gathered_kv_slot_mappings",
+    "_global_batch_slot_mappings",
+)
+"""What views.py reads of a PCPManager and has no public name."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +121,7 @@ class _Connector(Nothing):
 @lru_cache(maxsize=1)
 def _classes(api: VllmApi) -> tuple[Any, Any]:
     """vLLM's runner with an __init__ of ours, and its graph manager with a note of what it said."""
-    base: Any = importlib.import_module(MODEL_RUNNER).GPUModelRunner
+    base: Any = api.modules["model_runner"].GPUModelRunner
     manager: Any = api.CudaGraphManager
 
     class Runner(base):  # type: ignore[misc]
@@ -207,6 +215,9 @@ class RankRunner:
             )
             mode = settings.compilation_config.cudagraph_mode
             self.graphs = manager_class(settings, device, mode, config.decode_query_len)
+        if self.pcp_manager is not None:
+            check_names(api, self.pcp_manager, MANAGER_STATE)
+        check_names(api, self.graphs, ("_capture_descs", "_graphs_captured"))
         self.graphs._graphs_captured = True
         self.model_state = ModelState(max_model_len)
         layers = [SimpleNamespace(layer_names=[f"layer.{i}"]) for i in range(len(groups))]
@@ -252,7 +263,7 @@ class RankRunner:
 
     def dummy_step(self) -> Ready:
         """What a rank without work runs beside the others: one decode of padding."""
-        output_module = importlib.import_module("vllm.v1.core.sched.output")
+        output_module: Any = self.api.modules["sched_output"]
         output = output_module.SchedulerOutput.make_empty()
         length = self.config.decode_query_len
         output.num_scheduled_tokens = {"_dummy_req_0": length}

@@ -67,7 +67,7 @@ class VllmTarget(BuiltinTarget):
 
     def arrange(self, plan: ScenarioPlan, query_len: int) -> ScenarioPlan:
         """The plan with each step's requests in the order of vLLM's batches."""
-        return arrange(plan, query_len)
+        return arrange(self.api, plan, query_len)
 
     def build(
         self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False

@@ -85,14 +85,16 @@ class VllmWorker(Worker):
         """
         self._tokens, self._is_known = tokens, False
         if not plan.scheduled:
-            self.runner.step(scheduler_output(plan, tokens))
+            self.runner.step(scheduler_output(self.api, plan, tokens))
 
     def prepare_inputs(self, plan: StepPlan) -> BatchCounts:
         """Run vLLM's execute_model up to the forward pass; what it handed to dispatch.
 
         All of the step's preparation is done by then, the partition included.
         """
-        ready = self.runner.step(scheduler_output(plan, self._tokens, again=self._is_known))
+        ready = self.runner.step(
+            scheduler_output(self.api, plan, self._tokens, again=self._is_known)
+        )
         self._is_known = True
         if ready is None or ready.dispatched is None:
             raise CannotMeasure(
