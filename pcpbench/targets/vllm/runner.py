@@ -239,6 +239,8 @@ class RankRunner:
             vocab_size=vocab_size,
             decode_query_len=config.decode_query_len,
             num_speculative_steps=config.num_speculative_tokens,
+            dp_size=1,
+            dp_rank=0,
             is_first_pp_rank=True,
             is_last_pp_rank=True,
             input_buffers=self.input_buffers,
