@@ -39,6 +39,7 @@ LAUNCHERS = ("inproc",)
 TARGETS = ("builtin", "vllm")
 QUICK_SCENARIOS = ("s3-idle-and-reuse", "s14-uneven-ranks")
 """Small batches that still hold idle steps, reuse of slots and blocks, and ranks without work."""
+DEFAULT_REPETITIONS = 3
 MAX_RANKS = 64
 MAX_CAPTURE_SIZE = 2**20
 
@@ -293,7 +294,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: EngineOptions
     scenarios: tuple[str, ...] = ()
     feed: str = "teacher-forced"
-    repetitions: int = 3
+    repetitions: int = DEFAULT_REPETITIONS
     checks: str = "quick"
     json: bool = False
     out: Path | None = None
@@ -324,6 +325,11 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.repetitions <= 1000:
             raise UsageError(
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
+            )
+        if self.quick and self.repetitions != DEFAULT_REPETITIONS:
+            raise UsageError(
+                f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
+                "of the two out."
             )
         self.options.check()
         if self.options.spec_tokens and self.feed != FEEDS[0]:

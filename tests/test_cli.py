@@ -70,6 +70,7 @@ BAD_INPUT = [
         2,
         ["--save-baseline is 'x.json' with --target vllm"],
     ),
+    ("compare eager full --quick --repetitions 5", 2, ["--repetitions is 5 with --quick"]),
     ("compare eager full --model huge", 2, ["--model is 'huge'", "auto", "tiny-sparse"]),
     ("compare eager graph", 2, ["'graph' is unknown", "full_and_piecewise"]),
     ("compare eager", 2, ["candidate"]),

@@ -27,7 +27,7 @@ description: Prompts of several lengths, a growing and shrinking batch, a dummy 
 limits:
   {max_num_seqs: 4, max_num_batched_tokens: 16, max_model_len: 32, num_blocks: 24, block_size: 4}
 requests:
-  - {name: nine, prompt_len: 9, output_len: 3}
+  - {name: nine, prompt_len: 9, output_len: 4}
   - {name: three, prompt_len: 3, output_len: 4}
   - {name: one, prompt_len: 1, output_len: 2, at_step: 1}
   - {name: late, prompt_len: 5, output_len: 2, at_step: 6}
@@ -86,11 +86,14 @@ def test_replicated_decode_passes_and_every_decode_batch_is_served(bench):
 
 
 def test_sharded_decode_misses_full_and_the_audit_says_why(bench):
-    result = bench(pcp=2).run()
+    one = bench(pcp=2)
+    result = one.run()
     assert result.outcome is Outcome.FAIL
     assert contracts(result) == {"C10"}  # the finding, and nothing else
     found = audit(result)
-    assert found.reasons[GLOBAL_COUNT] >= 2
+    sizes = [len(step.scheduled) for step in one.plan.steps if not step.has_prefill]
+    assert found.reasons[GLOBAL_COUNT] == sum(size > 1 for size in sizes) > 0
+    assert found.modes["FULL"] == sizes.count(1) > 0
     assert [(b.name, b.wanted, b.ran_as) for b in found.never_served] == [
         ("decode with 2 to 3 requests", "FULL", ("eager",))
     ]

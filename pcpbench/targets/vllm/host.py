@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import logging
 import os
 import sys
 from dataclasses import dataclass
@@ -137,7 +138,9 @@ def _set_environment() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ[ASKED] = "1"
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")  # what it lacks here is no news
+    if "VLLM_LOGGING_LEVEL" not in os.environ:  # that there is no GPU is no news
+        os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+        logging.getLogger("vllm").setLevel(logging.ERROR)
 
 
 def _rebind_copies() -> None:
