@@ -18,12 +18,19 @@ from pcpbench.targets.vllm.settings import vllm_config
 TRAITS = Traits(
     counts_whole_batch=True,
     idle_has_context=False,
+    stale_padding_without_pcp=True,
     notices=(
         Notice(
             setting="target",
             message="vLLM hands dispatch the request count of the whole batch next to a rank's "
             "token count: C10 holds it to the largest rank's in decode steps of arms with FULL "
             "graphs, where a graph depends on it, and nowhere else.",
+        ),
+        Notice(
+            setting="target",
+            message="without PCP vLLM leaves ids and positions of padding tokens as earlier steps "
+            "wrote them, where pcpbench's are 0: C3 looks at their flags only. That nothing reads "
+            "them is what --check full shows (C16).",
         ),
         Notice(
             setting="target",
