@@ -11,6 +11,7 @@ from pcpbench.errors import CannotMeasure
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.targets.vllm import api as api_module
 from pcpbench.targets.vllm.api import RankView, VllmApi, VllmApi31, VllmApi32, generation_of
+from pcpbench.targets.vllm.names import MODULES
 
 CPU = torch.device("cpu")
 
@@ -68,7 +69,7 @@ def test_a_moved_name_is_refused_with_version_and_name(api, monkeypatch):
 
 
 def test_a_moved_module_is_refused_with_version_and_name(api, monkeypatch):
-    monkeypatch.setitem(api_module.MODULES, "cp_utils", "vllm.v1.worker.gpu.moved_away")
+    monkeypatch.setitem(MODULES, "cp_utils", "vllm.v1.worker.gpu.moved_away")
     with pytest.raises(CannotMeasure, match=r"has no vllm\.v1\.worker\.gpu\.moved_away"):
         api_module.vllm_api.__wrapped__()
 

@@ -37,10 +37,13 @@ requests:
 class Bench:
     """The small scenario on vLLM, ready to be judged."""
 
-    def __init__(self, candidate="full", base="eager", **options):
+    def __init__(self, candidate="full", base="eager", num_steps=None, **options):
         self.options = EngineOptions(target="vllm", **options)
         self.target = make_target("vllm", CPU, resolve_backend("auto", CPU))
         self.plan = plan_for(self.target, parse_scenario(SCENARIO, "small"), self.options)
+        if num_steps is not None:
+            first = self.plan.steps[:num_steps]
+            self.plan = msgspec.structs.replace(self.plan, steps=first, is_cut_short=True)
         ladder = build_ladder(base, candidate)
         builder = StandBuilder(self.target, ladder, self.options, "cpu")
         builder.check(self.plan)
@@ -113,7 +116,7 @@ def test_with_full_and_piecewise_the_missed_batches_run_as_piecewise(bench):
 
 
 def test_the_full_check_poisons_and_replays_vllms_buffers_too(bench):
-    result = bench(pcp=2, dcp=2).run(checks="full")
+    result = bench(pcp=2, dcp=2, num_steps=4).run(checks="full")
     assert result.outcome is Outcome.PASS, result.reasons
 
 
@@ -143,7 +146,7 @@ def test_what_is_broken_in_vllm_is_found(bench, api, monkeypatch, method, spoil,
         spoil(prepared)
         return prepared
 
-    one = bench("eager", base="reference", pcp=2, dcp=2)
+    one = bench("eager", base="reference", num_steps=4, pcp=2, dcp=2)
     monkeypatch.setattr(api.PCPManager, method, broken)
     result = one.run()
     assert result.outcome is Outcome.FAIL
@@ -151,7 +154,7 @@ def test_what_is_broken_in_vllm_is_found(bench, api, monkeypatch, method, spoil,
 
 
 def test_what_vllm_raises_is_a_result_with_its_place(bench, api, monkeypatch):
-    one = bench("eager", base="reference", pcp=2, dcp=2)
+    one = bench("eager", base="reference", num_steps=4, pcp=2, dcp=2)
 
     def raising(self, *args):
         raise IndexError("row 7")
@@ -186,6 +189,14 @@ def test_steps_are_arranged_as_vllm_sorts_them(api):
 def test_what_the_stand_cannot_drive_is_refused(bench, options, said):
     with pytest.raises(UsageError, match=said):
         bench(pcp=2, **options)
+
+
+def test_a_generation_that_replicates_all_decodes_is_refused_without_dcp(bench, api, monkeypatch):
+    monkeypatch.setattr(type(api), "shards_decodes", False)
+    with pytest.raises(
+        UsageError, match=rf"--pcp 2 with --dcp 1: in vllm {api.version} every rank"
+    ):
+        bench(pcp=2)
 
 
 def test_what_vllm_refuses_is_told_in_its_words(api, monkeypatch):

@@ -1,99 +1,25 @@
 """Which generation of vLLM's worker is installed, and one way to call each of them.
 
-Owns the names: every class, function and parameter of vLLM that pcpbench uses is named here, and
-`vllm_api` refuses an installed version that moved one of them. A generation is told by what is
-there, never by its version number. Knows no step and no rank.
+Owns the adapters, one a generation, and the choice among them: a generation is told by what is
+there, never by its version number. Which names that is, is in names.py. Knows no step and no rank.
 """
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from pcpbench.errors import CannotMeasure
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.targets.vllm import host
-
-KNOWN: Final = "0.31 to 0.33"
-WORKER: Final = "vllm.v1.worker.gpu"
-MODULES: Final = {
-    "pcp_manager": f"{WORKER}.pcp_manager",
-    "block_table": f"{WORKER}.block_table",
-    "states": f"{WORKER}.states",
-    "input_batch": f"{WORKER}.input_batch",
-    "cp_utils": f"{WORKER}.cp_utils",
-    "cudagraph_utils": f"{WORKER}.cudagraph_utils",
-    "ubatch_utils": f"{WORKER}.ubatch_utils",
-    "model_runner": f"{WORKER}.model_runner",
-    "sched_output": "vllm.v1.core.sched.output",
-    "worker_utils": "vllm.v1.worker.utils",
-    "parallel_state": "vllm.distributed.parallel_state",
-    "config": "vllm.config",
-}
-NAMES: Final = {
-    "pcp_manager": (
-        "PCPManager.partition_batch",
-        "PCPManager.prepare_attn",
-        "PCPManager.prepare_slot_mappings",
-        "PCPManager.get_dummy_block_tables",
-        "PCPManager.get_dummy_slot_mappings",
-        "PCPManager.get_num_tokens_for_dispatch",
-        "PCPManager.restore_for_sampling",
-        "PCPManager.replicated_requests",
-        "PCPManager.validate_config",
-        "maybe_build_pcp_manager",
-    ),
-    "block_table": (
-        "BlockTables.append_block_ids",
-        "BlockTables.apply_staged_writes",
-        "BlockTables.gather_block_tables",
-        "BlockTables.compute_slot_mappings",
-        "BlockTables.get_dummy_block_tables",
-        "BlockTables.get_dummy_slot_mappings",
-    ),
-    "states": (
-        "RequestState.add_request",
-        "RequestState.remove_request",
-        "RequestState.apply_staged_writes",
-    ),
-    "input_batch": (
-        "InputBuffers",
-        "InputBatch.make_dummy",
-        "set_dummy_context",
-        "prepare_prefill_inputs",
-        "prepare_pos_seq_lens",
-        "combine_sampled_and_draft_tokens",
-        "expand_idx_mapping",
-        "get_num_sampled_and_rejected",
-        "post_update",
-    ),
-    "cp_utils": ("prepare_dcp_local_seq_lens",),
-    "cudagraph_utils": (
-        "BatchExecutionDescriptor",
-        "CudaGraphManager.dispatch",
-        "prepare_inputs_to_capture",
-    ),
-    "model_runner": ("GPUModelRunner.execute_model", "sort_batch_req_ids"),
-    "sched_output": (
-        "SchedulerOutput.make_empty",
-        "NewRequestData",
-        "CachedRequestData.make_empty",
-    ),
-    "ubatch_utils": ("create_ubatch_slices", "_slice_input_batch"),
-    "worker_utils": ("get_uniform_decode_token_count",),
-    "parallel_state": ("_PCP", "_DCP", "_PP"),
-    "config": ("CUDAGraphMode",),
-}
-"""What every generation has, by module."""
+from pcpbench.targets.vllm.names import MODULES, NAMES, load_modules, moved_on
 
 
 class RankView:
@@ -121,11 +47,13 @@ class RankView:
 class VllmApi:
     """vLLM 0.33's worker: classes as they are, and the calls whose shape differs by generation.
 
-    version: of the installed package. modules: by the short names of MODULES.
+    version: of the installed package. modules: by the short names of MODULES. shards_decodes:
+    whether each decode has one owner rank under PCP without DCP.
     """
 
     generation: ClassVar[str] = "0.33"
     pads_in_manager: ClassVar[str] = "prepare_inputs_for_capture_or_profile"
+    shards_decodes: ClassVar[bool] = True
 
     def __init__(self, version: str, modules: dict[str, ModuleType]) -> None:
         self.version, self.modules = version, modules
@@ -359,6 +287,7 @@ class VllmApi31(VllmApi32):
     """vLLM 0.31: PCP replicates every decode."""
 
     generation = "0.31"
+    shards_decodes = False
 
 
 def generation_of(manager: Any) -> type[VllmApi] | str:
@@ -382,50 +311,17 @@ def vllm_api() -> VllmApi:
     """
     host.prepare()
     version = host.installed_version() or "unknown"
-    modules = {short: _import(version, name) for short, name in MODULES.items()}
-    for short, names in NAMES.items():
-        for name in names:
-            if not _has(modules[short], name):
-                raise _moved_on(version, f"{MODULES[short]}.{name}")
+    modules = load_modules(version)
     if not is_dataclass(modules["input_batch"].InputBatch):
-        raise _moved_on(version, f"{MODULES['input_batch']}.InputBatch as a dataclass")
+        raise moved_on(version, f"{MODULES['input_batch']}.InputBatch as a dataclass")
     found = generation_of(modules["pcp_manager"].PCPManager)
     if isinstance(found, str):
-        raise _moved_on(version, f"{MODULES['pcp_manager']}.{found}")
+        raise moved_on(version, f"{MODULES['pcp_manager']}.{found}")
     return found(version, modules)
-
-
-def _import(version: str, name: str) -> ModuleType:
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and name.startswith(error.name):
-            raise _moved_on(version, error.name) from error
-        raise CannotMeasure(
-            f"vllm {version} needs the module {error.name}, which is not installed: {host.INSTALL}."
-        ) from error
-    except ImportError as error:
-        told = " ".join(str(error).split())
-        raise CannotMeasure(f"vllm {version}: {name} cannot be imported ({told}).") from error
-
-
-def _has(module: Any, path: str) -> bool:
-    for name in path.split("."):
-        if not hasattr(module, name):
-            return False
-        module = getattr(module, name)
-    return True
-
-
-def _moved_on(version: str, missing: str) -> CannotMeasure:
-    return CannotMeasure(
-        f"vllm {version} has no {missing}: this version of pcpbench drives vllm {KNOWN}; install "
-        "one of these, or use --target builtin."
-    )
 
 
 def check_names(api: VllmApi, owner: Any, names: Sequence[str]) -> None:
     """Raise CannotMeasure for the first attribute that an object of this vLLM lacks."""
     for name in names:
         if not hasattr(owner, name):
-            raise _moved_on(api.version, f"{type(owner).__name__}.{name}")
+            raise moved_on(api.version, f"{type(owner).__name__}.{name}")

@@ -12,7 +12,8 @@ from typing import Any
 from pcpbench.config import EngineConfig
 from pcpbench.errors import CannotMeasure
 from pcpbench.model.presets import model_shape
-from pcpbench.targets.vllm.api import KNOWN, VllmApi
+from pcpbench.targets.vllm.api import VllmApi
+from pcpbench.targets.vllm.names import KNOWN
 
 
 class MissingSetting(CannotMeasure, AttributeError):

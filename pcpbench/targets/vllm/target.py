@@ -66,6 +66,13 @@ class VllmTarget(BuiltinTarget):
                 "--dynamic-spec with --target vllm: its runner is driven with one number of "
                 "drafts: leave --dynamic-spec out, or use --target builtin."
             )
+        if config.parallel_config.world.shard_decode_requests and not self.api.shards_decodes:
+            raise UsageError(
+                f"--pcp {config.parallel_config.prefill_context_parallel_size} with --dcp 1: in "
+                f"vllm {self.api.version} every rank runs every decode there, and the contracts "
+                "are about decodes that one rank runs: set --dcp, too, or install vllm 0.32 or "
+                "newer."
+            )
         settings = vllm_config(self.api, config)
         try:
             self.api.PCPManager.validate_config(settings, False)
