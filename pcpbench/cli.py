@@ -39,9 +39,11 @@ from pcpbench.cli_options import (
     Model,
     Out,
     Pcp,
+    Quick,
     SaveBaseline,
     Seed,
     SpecTokens,
+    Target,
     Tp,
 )
 from pcpbench.errors import PcpbenchError
@@ -114,6 +116,7 @@ def capture(
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
     all2all_backend: All2AllBackend = None,
+    target: Target = "builtin",
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -142,6 +145,7 @@ def capture(
             microbatch=microbatch,
             expert_parallel=expert_parallel,
             all2all_backend=all2all_backend,
+            target=target,
         ),
         json=json,
         out=out,
@@ -189,6 +193,7 @@ def compare(
         int,
         typer.Option("--repetitions", help="Timed runs of each scenario and arm; 0 judges only."),
     ] = 3,
+    quick: Quick = False,
     check: Check = "quick",
     inject: Inject = None,
     save_baseline: SaveBaseline = None,
@@ -197,6 +202,7 @@ def compare(
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
     all2all_backend: All2AllBackend = None,
+    target: Target = "builtin",
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -231,6 +237,7 @@ def compare(
             microbatch=microbatch,
             expert_parallel=expert_parallel,
             all2all_backend=all2all_backend,
+            target=target,
         ),
         feed=feed,
         repetitions=repetitions,
@@ -240,6 +247,7 @@ def compare(
         inject=inject,
         save_baseline=save_baseline,
         baseline=baseline,
+        quick=quick,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare

@@ -14,6 +14,20 @@ Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}.")]
 Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}.")]
 Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="What is put on the stand: builtin (pcpbench's engine) or vllm (the installed vLLM's "
+        "worker classes).",
+    ),
+]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick", help="Two small scenarios unless --scenario names others; judged, not timed."
+    ),
+]
 Tp = Annotated[int, typer.Option("--tp", help="Tensor parallel size.")]
 Interleave = Annotated[
     int, typer.Option("--interleave", help="Consecutive KV positions a DCP rank owns.")

@@ -37,6 +37,10 @@ AUTO = "auto"
 FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
 LAUNCHERS = ("inproc",)
+TARGETS = ("builtin", "vllm")
+QUICK_SCENARIOS = ("s3-idle-and-reuse", "s14-uneven-ranks")
+"""Small batches that still hold idle steps, reuse of slots and blocks, and ranks without work."""
+DEFAULT_REPETITIONS = 3
 MAX_RANKS = 64
 MAX_CAPTURE_SIZE = 2**20
 
@@ -63,6 +67,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     all2all_backend: str | None = None
     dynamic_spec: str = "off"
     draft_model: str = DRAFT_MODELS[0]
+    target: str = "builtin"
 
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
@@ -74,6 +79,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"--launcher is {self.launcher!r}: use {' or '.join(LAUNCHERS)}.")
+        _one_of("--target", self.target, TARGETS)
         _one_of("--model", self.model, (AUTO, *PRESETS))
         if self.pcp > 1 and self.dcp > 1 and not MODEL_SHAPES[self.preset].is_sparse:
             sparse = [name for name, shape in MODEL_SHAPES.items() if shape.is_sparse]
@@ -309,6 +315,8 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
 class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     """`pcpbench compare`. inject: a fault of the catalogue to plant, by name.
 
+    quick: without scenarios of its own, two small ones; judged, not timed.
+
     save_baseline: file to write a baseline to. baseline: file to hold this comparison against.
     """
 
@@ -317,13 +325,24 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: EngineOptions
     scenarios: tuple[str, ...] = ()
     feed: str = "teacher-forced"
-    repetitions: int = 3
+    repetitions: int = DEFAULT_REPETITIONS
     checks: str = "quick"
     json: bool = False
     out: Path | None = None
     inject: str | None = None
     save_baseline: Path | None = None
     baseline: Path | None = None
+    quick: bool = False
+
+    @property
+    def scenario_names(self) -> tuple[str, ...]:
+        """Scenarios asked for; empty for the core ones."""
+        return self.scenarios or (QUICK_SCENARIOS if self.quick else ())
+
+    @property
+    def num_repetitions(self) -> int:
+        """Timed runs."""
+        return 0 if self.quick else self.repetitions
 
     def check(self) -> None:
         """Raise UsageError or ScenarioError for what could not be run whatever the machine is."""
@@ -338,18 +357,38 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
             )
+        if self.quick and self.repetitions != DEFAULT_REPETITIONS:
+            raise UsageError(
+                f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
+                "of the two out."
+            )
         self.options.check()
         if self.options.spec_tokens and self.feed != FEEDS[0]:
             raise UsageError(
                 f"--feed is {self.feed} with --spec-tokens {self.options.spec_tokens}: the drafts "
                 "are made from the reference's tokens, so use --feed teacher-forced."
             )
-        choose_scenarios(self.scenarios)
+        choose_scenarios(self.scenario_names)
+        if self.options.target != "builtin":
+            self._check_builtin_only()
         if self.inject and (self.baseline or self.save_baseline):
             raise UsageError(
                 f"--inject is {self.inject!r} with a baseline: the fresh processes behind one run "
                 "without faults, so leave one of the two out."
             )
+
+    def _check_builtin_only(self) -> None:
+        """What only the built-in engine has."""
+        for flag, value in (
+            ("--inject", self.inject),
+            ("--baseline", self.baseline),
+            ("--save-baseline", self.save_baseline),
+        ):
+            if value:
+                raise UsageError(
+                    f"{flag} is {str(value)!r} with --target {self.options.target}: that is for "
+                    "the built-in engine only: leave one of the two out."
+                )
 
 
 def _one_of(flag: str, value: str, allowed: tuple[str, ...]) -> None:

@@ -59,6 +59,18 @@ BAD_INPUT = [
         ["--dcp-backend is 'a2a' with --pcp 2 and --dcp 2", "use ag_rs, or --pcp 1."],
     ),
     ("capture --pcp 1 --tp 2 --dcp 2 --dcp-backend nccl", 2, ["'nccl'", "ag_rs, a2a"]),
+    ("compare eager full --target trt", 2, ["--target is 'trt'", "builtin, vllm"]),
+    (
+        "compare eager full --target vllm --inject stale-padded-slots",
+        2,
+        ["--inject is 'stale-padded-slots' with --target vllm", "built-in engine only"],
+    ),
+    (
+        "compare eager full --target vllm --save-baseline x.json",
+        2,
+        ["--save-baseline is 'x.json' with --target vllm"],
+    ),
+    ("compare eager full --quick --repetitions 5", 2, ["--repetitions is 5 with --quick"]),
     ("compare eager full --model huge", 2, ["--model is 'huge'", "auto", "tiny-sparse"]),
     ("compare eager graph", 2, ["'graph' is unknown", "full_and_piecewise"]),
     ("compare eager", 2, ["candidate"]),

@@ -85,11 +85,19 @@ def check_dispatch(view: StepView) -> Iterator[Violation]:
 def _check_counts(
     view: StepView, record: RankRecord, expected: StepExpectation
 ) -> Iterator[Violation]:
-    for name in ("dispatch_num_reqs", "dispatch_num_tokens"):
+    names = ["dispatch_num_tokens"]
+    if not view.setup.traits.counts_whole_batch or _decides_rows(view, expected):
+        names.insert(0, "dispatch_num_reqs")
+    for name in names:
         found, right = getattr(record, name), getattr(expected, name)
         if found != right:
             message = f"{name} is {found}, expected {right}, the largest over the PCP ranks"
             yield view.violation("C10", record.rank, name, message)
+
+
+def _decides_rows(view: StepView, expected: StepExpectation) -> bool:
+    """Whether a descriptor that limits rows is among those that the step could have run as."""
+    return not expected.has_prefill and any(d.num_reqs is not None for d in view.setup.candidates)
 
 
 def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]:

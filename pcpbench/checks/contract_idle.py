@@ -56,7 +56,8 @@ def _rows(
     is_full = chosen.cg_mode is CUDAGraphMode.FULL
     if is_full and chosen.num_reqs != num_rows:
         yield "C1", "num_reqs", f"{num_rows} dummy rows are staged for {chosen.label}"
-    context = setup.world.dcp_size * setup.interleave if is_full and setup.world.dcp_size > 1 else 0
+    has_context = is_full and setup.world.dcp_size > 1 and setup.traits.idle_has_context
+    context = setup.world.dcp_size * setup.interleave if has_context else 0
     room = query_lens * 0 + context
     if setup.max_model_len is not None:
         room = np.clip(setup.max_model_len - query_lens, 0, context)

@@ -10,7 +10,7 @@ from typing import Final
 
 from pcpbench.config import ALL2ALL_BACKENDS
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.records import IndexTables
+from pcpbench.records import NO_TRAITS, IndexTables, Traits
 from pcpbench.results import CapturedGraph
 from pcpbench.world import World
 
@@ -79,6 +79,7 @@ class ArmSetup:
     cannot be recomputed exactly.
     experts: None for a dense model, or where the target cannot tell what is routed.
     draft: None without a draft model.
+    traits: where the target is known to differ from the contracts.
     """
 
     name: str
@@ -98,6 +99,7 @@ class ArmSetup:
     index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
     experts: ExpertSetup | None = None
     draft: DraftSetup | None = None
+    traits: Traits = NO_TRAITS
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

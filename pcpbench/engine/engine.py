@@ -27,7 +27,7 @@ from pcpbench.engine.dispatcher import (
 )
 from pcpbench.engine.draft_runner import DraftRunner, Proposal
 from pcpbench.engine.dummy_run import stage_dummy_batch
-from pcpbench.engine.groups import in_process_groups
+from pcpbench.engine.groups import RankGroups, in_process_groups
 from pcpbench.engine.kept_inputs import KeptInputs
 from pcpbench.engine.microbatch import add_cut_twins
 from pcpbench.engine.verification import planned_drafts
@@ -85,19 +85,9 @@ class Engine:
         self.config, self.device = config, device
         parallel, model = config.parallel_config, config.model_config
         self.shape = model_shape(model.preset)
-        compilation, scheduler = config.compilation_config, config.scheduler_config
-        candidates = build_candidates(
-            compilation.cudagraph_mode,
-            compilation.cudagraph_capture_sizes,
-            decode_query_len=config.decode_query_len,
-            max_num_seqs=scheduler.max_num_seqs,
-            max_num_tokens=scheduler.max_num_batched_tokens,
-            dynamic_drafts=config.has_dynamic_drafts,
-        )
-        self.candidates: Candidates = replace(
-            candidates, descriptors=add_cut_twins(candidates.descriptors, parallel)
-        )
-        self.dispatcher = Dispatcher(compilation.cudagraph_mode, self.candidates.descriptors)
+        self.candidates = self._make_candidates()
+        mode = config.compilation_config.cudagraph_mode
+        self.dispatcher = Dispatcher(mode, self.candidates.descriptors)
         dtype = getattr(torch, model.dtype)
         shards = [
             MLADecoder(
@@ -114,13 +104,7 @@ class Engine:
         ]
         world = parallel.world
         self.workers = [
-            Worker(
-                config,
-                groups,
-                shards[world.tp_rank(groups.rank)],
-                device,
-                scheduler.max_num_batched_tokens,
-            )
+            self._make_worker(groups, shards[world.tp_rank(groups.rank)])
             for groups in in_process_groups(world)
         ]
         if taps:
@@ -140,6 +124,30 @@ class Engine:
         self._tokens: dict[str, list[int]] = {}
         self.before_forward: Callable[[], None] | None = None
 
+    def _make_candidates(self) -> Candidates:
+        """Descriptors that dispatch may choose from, in the order of capture."""
+        config = self.config
+        compilation, scheduler = config.compilation_config, config.scheduler_config
+        candidates = build_candidates(
+            compilation.cudagraph_mode,
+            compilation.cudagraph_capture_sizes,
+            decode_query_len=config.decode_query_len,
+            max_num_seqs=scheduler.max_num_seqs,
+            max_num_tokens=scheduler.max_num_batched_tokens,
+            dynamic_drafts=config.has_dynamic_drafts,
+        )
+        descriptors = add_cut_twins(candidates.descriptors, config.parallel_config)
+        return replace(candidates, descriptors=descriptors)
+
+    def _make_worker(self, groups: RankGroups, model: MLADecoder) -> Worker:
+        """One rank."""
+        most = self.config.scheduler_config.max_num_batched_tokens
+        return Worker(self.config, groups, model, self.device, most)
+
+    def _stage(self, worker: Worker, descriptor: BatchExecutionDescriptor) -> None:
+        """Stage a dummy batch of a captured shape on one rank."""
+        stage_dummy_batch(worker, descriptor)
+
     @torch.inference_mode()
     def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
         """Capture every candidate descriptor; nothing to do for an eager engine."""
@@ -151,7 +159,7 @@ class Engine:
     def prepare_inputs_to_capture(self, descriptor: BatchExecutionDescriptor) -> list[Routine]:
         """Stage a fresh dummy batch on every rank; one forward coroutine each."""
         for worker in self.workers:
-            stage_dummy_batch(worker, descriptor)
+            self._stage(worker, descriptor)
             worker.context.breaks = descriptor.cg_mode is CUDAGraphMode.PIECEWISE
         return [_forward_only(worker) for worker in self.workers]
 
@@ -273,7 +281,7 @@ class Engine:
         for label in labels:
             if label in known:
                 for worker in self.workers:
-                    stage_dummy_batch(worker, known[label])
+                    self._stage(worker, known[label])
                 before_each()
                 self.graphs.replay(known[label])
             elif self.drafts is None or not self.drafts.replay_idle(label, before_each):
@@ -323,13 +331,15 @@ class Engine:
         decision = self.dispatcher.decide(counts)
         for worker in self.workers:
             worker.groups.log.clear()
-            stage_dummy_batch(worker, decision.descriptor)
+            self._stage(worker, decision.descriptor)
+        return self._run_idle(decision, (counts,) * len(self.workers))
+
+    def _run_idle(self, decision: Decision, counts: tuple[BatchCounts, ...]) -> StepOutput:
+        """Run what was staged; nothing is sampled."""
         replays_before = self.num_replays
         self._forward(decision.descriptor)
         num_replays = self.num_replays - replays_before
-        output = StepOutput(
-            decision, (counts,) * len(self.workers), (), None, num_replays, idle=True
-        )
+        output = StepOutput(decision, counts, (), None, num_replays, idle=True)
         if self.drafts is None:
             return output
         return replace(output, proposal=self.drafts.idle(decision.descriptor))

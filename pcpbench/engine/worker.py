@@ -71,48 +71,8 @@ class Worker:
         self.rank, self.groups, self.model, self.device = groups.rank, groups, model, device
         self.dcp_size, self.dcp_rank = world.dcp_size, world.dcp_rank(groups.rank)
         self.cp_interleave = parallel.cp_kv_cache_interleave_size
-        max_num_reqs = config.scheduler_config.max_num_seqs
-        max_model_len = config.model_config.max_model_len
-        self.request_state = RequestState(
-            max_num_reqs=max_num_reqs,
-            max_model_len=max_model_len,
-            max_num_batched_tokens=max_num_tokens,
-            num_speculative_steps=config.num_speculative_tokens,
-            vocab_size=model.shape.vocab_size,
-            device=device,
-        )
-        groups_of_layers = model.shape.kv_groups
-        block_sizes = cache.block_sizes(len(groups_of_layers))
-        self.block_tables = BlockTables(
-            block_sizes=block_sizes,
-            max_num_reqs=max_num_reqs,
-            max_num_batched_tokens=max_num_tokens,
-            max_num_blocks_per_group=[
-                math.ceil(max_model_len / group.span(block_size, world.dcp_size))
-                for group, block_size in zip(groups_of_layers, block_sizes, strict=True)
-            ],
-            device=device,
-            cp_size=world.dcp_size,
-            cp_rank=self.dcp_rank,
-            cp_interleave=self.cp_interleave,
-            dcp_sharded=[group.dcp_sharded for group in groups_of_layers],
-            sliding_window_reach=[group.sliding_window for group in groups_of_layers],
-        )
-        self.input_buffers = InputBuffers(max_num_reqs, max_num_tokens, device)
-        self.pcp_manager: PCPManager | None = None
-        if world.pcp_size > 1:
-            self.pcp_manager = PCPManager(
-                pcp_world_size=world.pcp_size,
-                pcp_rank=world.pcp_rank(groups.rank),
-                device=device,
-                shard_decode_requests=world.shard_decode_requests,
-                max_num_reqs=max_num_reqs,
-                max_num_tokens=max_num_tokens,
-                block_tables=self.block_tables,
-                dcp_world_size=world.dcp_size,
-                dcp_rank=self.dcp_rank,
-                cp_interleave=self.cp_interleave,
-            )
+        self._make_state(max_num_tokens)
+        block_sizes = cache.block_sizes(len(model.shape.kv_groups))
         shape = model.shape
         self.kv_caches = allocate_kv_caches(
             shape.num_hidden_layers,
@@ -165,6 +125,53 @@ class Worker:
             )
         self.global_batch: InputBatch | None = None
         self.local_batch: InputBatch | None = None
+
+    def _make_state(self, max_num_tokens: int) -> None:
+        """Request states, block tables, input buffers and the PCP manager of this rank."""
+        config, model, device = self.config, self.model, self.device
+        world, cache = config.parallel_config.world, config.cache_config
+        max_num_reqs = config.scheduler_config.max_num_seqs
+        max_model_len = config.model_config.max_model_len
+        self.request_state = RequestState(
+            max_num_reqs=max_num_reqs,
+            max_model_len=max_model_len,
+            max_num_batched_tokens=max_num_tokens,
+            num_speculative_steps=config.num_speculative_tokens,
+            vocab_size=model.shape.vocab_size,
+            device=device,
+        )
+        groups_of_layers = model.shape.kv_groups
+        block_sizes = cache.block_sizes(len(groups_of_layers))
+        self.block_tables = BlockTables(
+            block_sizes=block_sizes,
+            max_num_reqs=max_num_reqs,
+            max_num_batched_tokens=max_num_tokens,
+            max_num_blocks_per_group=[
+                math.ceil(max_model_len / group.span(block_size, world.dcp_size))
+                for group, block_size in zip(groups_of_layers, block_sizes, strict=True)
+            ],
+            device=device,
+            cp_size=world.dcp_size,
+            cp_rank=self.dcp_rank,
+            cp_interleave=self.cp_interleave,
+            dcp_sharded=[group.dcp_sharded for group in groups_of_layers],
+            sliding_window_reach=[group.sliding_window for group in groups_of_layers],
+        )
+        self.input_buffers = InputBuffers(max_num_reqs, max_num_tokens, device)
+        self.pcp_manager: PCPManager | None = None
+        if world.pcp_size > 1:
+            self.pcp_manager = PCPManager(
+                pcp_world_size=world.pcp_size,
+                pcp_rank=world.pcp_rank(self.rank),
+                device=device,
+                shard_decode_requests=world.shard_decode_requests,
+                max_num_reqs=max_num_reqs,
+                max_num_tokens=max_num_tokens,
+                block_tables=self.block_tables,
+                dcp_world_size=world.dcp_size,
+                dcp_rank=self.dcp_rank,
+                cp_interleave=self.cp_interleave,
+            )
 
     def add_taps(self) -> None:
         """Keep intermediate results from here on; before anything is captured."""

@@ -138,7 +138,9 @@ def _compared(result: CompareResult) -> str:
     settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")
     kinds = [str(settings[key]) for key in keys if settings.get(key, "auto") != "auto"]
-    return ", ".join(part for part in (sizes, *kinds, f"{result.wall_s:.1f} s") if part)
+    target = str(settings.get("target", "builtin"))
+    driven = "" if target == "builtin" else f"{target} {settings.get('target_version', '')}".strip()
+    return ", ".join(part for part in (driven, sizes, *kinds, f"{result.wall_s:.1f} s") if part)
 
 
 def _range(name: str, ratios: list[Ratio | None]) -> str:

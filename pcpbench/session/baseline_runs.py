@@ -79,7 +79,7 @@ def job_of(request: CompareRequest) -> SampleJob:
         base=request.base,
         candidate=request.candidate,
         options=request.options,
-        scenarios=request.scenarios,
+        scenarios=request.scenario_names,
     )
 
 

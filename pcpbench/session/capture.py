@@ -22,8 +22,8 @@ from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
 from pcpbench.scenarios.schema import Limits
-from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
-from pcpbench.targets.builtin import BuiltinTarget
+from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
+from pcpbench.targets.choice import make_target
 
 
 def run_capture(request: CaptureRequest) -> int:
@@ -33,10 +33,11 @@ def run_capture(request: CaptureRequest) -> int:
     mode = request.graph_mode
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
-    target = BuiltinTarget(device, backend)
+    target = make_target(request.options.target, device, backend)
     config = capture_config(request, device)
     target.check(config)
     settings = settings_of(request.options, device=str(device), backend=backend.name)
+    settings |= target_settings(target)
     settings["cudagraph_mode"] = mode.name
     settings["max_num_seqs"] = config.scheduler_config.max_num_seqs
     sizes = config.compilation_config.cudagraph_capture_sizes
@@ -66,6 +67,7 @@ def run_capture(request: CaptureRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
+                    *target.traits.notices,
                     *unused,
                 ),
                 wall_s=time.perf_counter() - start,

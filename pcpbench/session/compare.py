@@ -29,13 +29,14 @@ from pcpbench.session.baseline_runs import after_compare, check_baselines
 from pcpbench.session.divergence import Locator
 from pcpbench.session.inject import fault_named, planted_stand, without_bill
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.planning import plan_scenario
-from pcpbench.session.settings import chosen_settings, idle_settings, settings_of
+from pcpbench.session.planning import plan_for
+from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.tracing import MAX_TRACED_STEPS
 from pcpbench.session.trial import Trial
-from pcpbench.targets.builtin import BuiltinTarget
+from pcpbench.targets.choice import make_target
+from pcpbench.targets.protocol import Target
 
 
 def run_compare(request: CompareRequest) -> int:
@@ -44,9 +45,9 @@ def run_compare(request: CompareRequest) -> int:
     request.check()
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
-    target = BuiltinTarget(device, backend)
+    target = make_target(request.options.target, device, backend)
     check_baselines(request)
-    plans = plan_scenarios(request)
+    plans = plan_scenarios(request, target)
     ladder = build_ladder(request.base, request.candidate)
     fault = fault_named(request.inject, request.options) if request.inject else None
     builder = StandBuilder(target, ladder, request.options, str(device))
@@ -54,8 +55,9 @@ def run_compare(request: CompareRequest) -> int:
         builder.check(plan)
     settings = {
         **settings_of(request.options, device=str(device), backend=backend.name),
+        **target_settings(target),
         "feed": request.feed,
-        "repetitions": request.repetitions,
+        "repetitions": request.num_repetitions,
         "check": request.checks,
         **({"inject": fault.name} if fault is not None else {}),
     }
@@ -70,7 +72,9 @@ def run_compare(request: CompareRequest) -> int:
             async_device=device.type != "cpu",
         ) as files:
             locator = Locator(request, target, backend.name, device, files, environment)
-            scenarios = _run_scenarios(request, plans, builder, files, device, fault, locator)
+            scenarios = _run_scenarios(
+                request, target, plans, builder, files, device, fault, locator
+            )
             outcome, reasons = overall(scenarios)
             result = CompareResult(
                 base=ladder.base,
@@ -83,6 +87,7 @@ def run_compare(request: CompareRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
+                    *target.traits.notices,
                     *builder.notices,
                     *locator.notices,
                 ),
@@ -99,15 +104,17 @@ def run_compare(request: CompareRequest) -> int:
     return after_compare(request, result, plans)
 
 
-def plan_scenarios(request: CompareRequest) -> list[ScenarioPlan]:
+def plan_scenarios(request: CompareRequest, target: Target) -> list[ScenarioPlan]:
     """The plans of all scenarios asked for; raises ScenarioError or UsageError for bad ones."""
     return [
-        plan_scenario(scenario, request.options) for scenario in choose_scenarios(request.scenarios)
+        plan_for(target, scenario, request.options)
+        for scenario in choose_scenarios(request.scenario_names)
     ]
 
 
 def _run_scenarios(
     request: CompareRequest,
+    target: Target,
     plans: list[ScenarioPlan],
     builder: StandBuilder,
     files: CompareFiles,
@@ -116,14 +123,14 @@ def _run_scenarios(
     locator: Locator,
 ) -> tuple[ScenarioResult, ...]:
     clock, results = make_clock(device), []
-    scenarios = choose_scenarios(request.scenarios)
+    scenarios = choose_scenarios(request.scenario_names)
     with make_progress() as progress:
         for scenario, plan in zip(scenarios, plans, strict=True):
             if fault is not None:
                 builder.forget()  # what the last scenario's fault has touched
             with planted_stand(fault, partial(builder.stand_for, plan)) as (stand, site):
                 if fault is not None:  # it may be one of the scheduler
-                    plan = plan_scenario(scenario, request.options)
+                    plan = plan_for(target, scenario, request.options)
                 progress.start(plan.scenario, _num_units(plan, stand, request))
                 trial = _trial(request, plan, stand, clock, progress)
                 result = trial.run()
@@ -159,7 +166,7 @@ def _trial(
         clock,
         dtype=request.options.dtype,
         teacher_forced=request.feed == "teacher-forced",
-        repetitions=request.repetitions,
+        repetitions=request.num_repetitions,
         async_device=stand.is_async,
         checks=request.checks,
         on_step=progress.advance,
@@ -169,7 +176,7 @@ def _trial(
 
 def _num_units(plan: ScenarioPlan, stand: Stand, request: CompareRequest) -> int:
     """Steps of all passes: each arm once under the judge, some poisoned; two timed and watched."""
-    repetitions = request.repetitions
+    repetitions = request.num_repetitions
     passes = (repetitions + NUM_RECORD_PASSES) * len(plan.steps)
     timed = 2 * (passes + min(len(plan.steps), MAX_TRACED_STEPS)) if repetitions else 0
     poisoned = len(stand.poisoned) * len(POISONS) if request.checks == "full" else 0

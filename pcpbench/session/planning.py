@@ -7,6 +7,12 @@ from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
 from pcpbench.request import EngineOptions
 from pcpbench.scenarios.schema import Scenario
+from pcpbench.targets.protocol import Target
+
+
+def plan_for(target: Target, scenario: Scenario, options: EngineOptions) -> ScenarioPlan:
+    """The same with each step's requests in the order of a target's batches."""
+    return target.arrange(plan_scenario(scenario, options), 1 + options.spec_tokens)
 
 
 def plan_scenario(scenario: Scenario, options: EngineOptions) -> ScenarioPlan:

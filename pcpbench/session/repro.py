@@ -23,7 +23,8 @@ from pcpbench.session.case import Case
 from pcpbench.session.divergence import locate, pair_ladder
 from pcpbench.session.inject import lacks_in
 from pcpbench.session.stand import StandBuilder
-from pcpbench.targets.builtin import BuiltinTarget
+from pcpbench.targets.choice import make_target
+from pcpbench.targets.protocol import Target
 
 
 class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,7 +45,8 @@ def run_repro(request: ReproRequest) -> int:
     options = case.options
     try:
         device = resolve_device(options.device)
-        target = BuiltinTarget(device, resolve_backend(options.backend, device))
+        backend = resolve_backend(options.backend, device)
+        target = make_target(options.target, device, backend)
         check_case(case, target, str(device))
     except DeviceMissing as error:
         raise CannotMeasure(
@@ -73,7 +75,7 @@ def run_repro(request: ReproRequest) -> int:
     return result.exit_code
 
 
-def check_case(case: Case, target: BuiltinTarget, device: str) -> None:
+def check_case(case: Case, target: Target, device: str) -> None:
     """Raise UsageError for a case that the engine refuses, CannotMeasure for a fault not here."""
     known = catalogue()
     if case.fault and case.fault not in known.faults:

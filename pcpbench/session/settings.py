@@ -9,6 +9,7 @@ from typing import Any
 
 from pcpbench.records import Notice
 from pcpbench.request import AUTO, EngineOptions
+from pcpbench.targets.protocol import Target
 
 
 def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[str, Any]:
@@ -37,6 +38,12 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "launcher": options.launcher,
         "seed": options.seed,
     }
+
+
+def target_settings(target: Target) -> dict[str, Any]:
+    """What is on the stand: its name, and its version where it is not pcpbench's own engine."""
+    version = {"target_version": target.version} if target.version else {}
+    return {"target": target.name, **version}
 
 
 def chosen_settings(options: EngineOptions) -> tuple[Notice, ...]:

@@ -177,6 +177,7 @@ def _setup(
         index_tables=index_tables,
         experts=_experts(config),
         draft=_draft(config, arm, replays=spec.replays),
+        traits=arm.traits,
     )
 
 

@@ -21,7 +21,15 @@ from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import AddressChange, IndexTables, Notice, StepRecord, TapRecord
+from pcpbench.records import (
+    NO_TRAITS,
+    AddressChange,
+    IndexTables,
+    Notice,
+    StepRecord,
+    TapRecord,
+    Traits,
+)
 from pcpbench.results import AddressUse, CapturedGraph
 from pcpbench.targets.engine_errors import engine_errors
 
@@ -29,9 +37,10 @@ from pcpbench.targets.engine_errors import engine_errors
 class BuiltinArm:
     """One Engine as an arm; see protocol.Arm."""
 
-    def __init__(self, label: str, engine: Engine) -> None:
+    def __init__(self, label: str, engine: Engine, traits: Traits = NO_TRAITS) -> None:
         self.label = label
         self.engine = engine
+        self.traits = traits
         self._output: StepOutput | None = None
         self._previous: StepOutput | None = None
         self._moved: tuple[AddressChange, ...] = ()
@@ -245,8 +254,16 @@ class BuiltinArm:
 class BuiltinTarget:
     """Builds engines on one device."""
 
+    name = "builtin"
+    version = ""
+    traits = NO_TRAITS
+
     def __init__(self, device: torch.device, backend: GraphBackend) -> None:
         self._device, self._backend = device, backend
+
+    def arrange(self, plan: ScenarioPlan, query_len: int) -> ScenarioPlan:
+        """The plan as it is: its order is the engine's own."""
+        return plan
 
     def check(self, config: EngineConfig) -> None:
         """Raise UsageError for settings that the engine refuses."""

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord
+from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord, Traits
 from pcpbench.results import AddressUse, CapturedGraph
 
 
@@ -39,6 +39,10 @@ class Arm(Protocol):
     @property
     def notices(self) -> tuple[Notice, ...]:
         """What was asked for and could not be done."""
+
+    @property
+    def traits(self) -> Traits:
+        """Where the target is known to differ from the contracts."""
 
     @property
     def captured(self) -> tuple[CapturedGraph, ...]:
@@ -194,7 +198,28 @@ class DraftingArm(Protocol):
 
 
 class Target(Protocol):
-    """Builds arms."""
+    """Builds arms.
+
+    name: as on the command line. version: of what is driven, "" where it is pcpbench itself.
+    """
+
+    @property
+    def name(self) -> str:
+        """`builtin` or `vllm`."""
+
+    @property
+    def version(self) -> str:
+        """The version of the software under test, "" for pcpbench's own engine."""
+
+    @property
+    def traits(self) -> Traits:
+        """Where its arms are known to differ from the contracts."""
+
+    def arrange(self, plan: ScenarioPlan, query_len: int) -> ScenarioPlan:
+        """The plan with each step's requests in the order in which this target batches them.
+
+        query_len: tokens of a decode. All arms of a comparison get the arranged plan.
+        """
 
     def check(self, config: EngineConfig) -> None:
         """Raise UsageError for settings that `build` would refuse; builds nothing."""

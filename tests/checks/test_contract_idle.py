@@ -8,6 +8,7 @@ import pytest
 from pcpbench.checks.contracts import check_step
 from pcpbench.checks.findings import StepView
 from pcpbench.plan import StepPlan
+from pcpbench.records import Traits
 
 IDLE = StepPlan(index=4, scheduled=(), idle=True)
 WORLDS = {
@@ -110,3 +111,14 @@ def test_a_batch_of_another_size_than_its_graph_is_named(kit):
     messages = [message for _, _, message in found(setup, replace(record, ranks=ranks))]
     assert "2 dummy tokens are staged for FULL[reqs=4,tokens=4]" in messages
     assert "2 dummy rows are staged for FULL[reqs=4,tokens=4]" in messages
+
+
+def test_a_target_without_dummy_context_is_held_to_none(kit, dcp):
+    record = kit.idle_record(dcp, kit.full(4))
+    bare = replace(dcp, traits=Traits(idle_has_context=False))
+    assert {contract for contract, _, _ in found(bare, record)} == {"C1"}
+    for rank, share in enumerate((1, 0, 0, 0)):
+        lens, shares = np.ones(4, dtype=np.int64), np.full(4, share)
+        record = kit.change_rank(record, rank, seq_lens=lens, dcp_local_seq_lens=shares)
+    assert found(bare, record) == []
+    assert {contract for contract, _, _ in found(dcp, record)} == {"C1"}

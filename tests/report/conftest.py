@@ -35,6 +35,7 @@ from pcpbench.results import (
     DoctorReport,
     DoctorRow,
     DriftSummary,
+    HostChange,
     Outcome,
     Ratio,
     ScenarioResult,
@@ -391,6 +392,14 @@ def make_doctor() -> DoctorReport:
                 what="Triton kernels",
                 status=Ability.LIMITED,
                 why="no GPU: their torch twins run; TRITON_INTERPRET=1 runs the kernels slowly",
+            ),
+        ),
+        changes=(
+            HostChange(
+                name="platform",
+                how="plugin",
+                what="vllm.platform_plugins entry point",
+                why="no pinned memory",
             ),
         ),
     )

@@ -327,3 +327,10 @@ def test_drafts_are_told_where_there_are_any(make, show):
     assert text.count("150 of 200") == 2
     assert "spec-tokens 3" in text
     assert "ITL = gap between successive steps that gave a request tokens" in text
+
+
+def test_another_target_is_named_with_its_version(make, show):
+    _, line = show(make.passed(), settings={"target": "vllm", "target_version": "0.33.0"})
+    assert "Compared vllm 0.33.0, " in line
+    _, line = show(make.passed(), settings={"target": "builtin"})
+    assert "builtin" not in line

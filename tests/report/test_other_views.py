@@ -82,3 +82,6 @@ def test_what_can_run_here(make, width):
     assert "Triton kernels limited" in line
     assert "torch 2.13.0" in line
     assert "Some CPU @ 2.9 GHz" in line
+    assert "Set or changed around vllm, as there is no accelerator:" in line
+    assert "platform plugin vllm.platform_plugins" in line
+    assert "no pinned memory" in line

@@ -1,0 +1,78 @@
+"""Targets that are known to differ: what is no longer said of them, and what still is."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pcpbench.checks.contracts import check_step
+from pcpbench.checks.findings import StepView
+from pcpbench.records import Traits
+
+
+def said(bench, step, expected, record, **traits):
+    """(contract, tensor) of everything that is found of a target with these traits."""
+    setup = replace(bench.setup, traits=Traits(**traits))
+    view = StepView(plan=step, record=record, setup=setup, expected=expected)
+    return {(v.contract, v.tensor) for v in check_step(view)}
+
+
+def at(kit, index, chosen, candidates, **sizes):
+    bench = kit.Bench(
+        kit.make_plan([3, 9, 5, 2, 7], 3, block_size=16),
+        kit.setup("full", candidates=candidates, **sizes),
+    )
+    return bench, *bench.at(index, chosen, "" if chosen.num_reqs else "batch has a prefill")
+
+
+def whole_batch_counts(kit, record):
+    for rank in range(2):
+        record = kit.change_rank(record, rank, dispatch_num_reqs=5)
+    return record
+
+
+def test_a_count_of_the_whole_batch_is_a_finding_where_a_full_graph_depends_on_it(kit):
+    bench, step, expected, record = at(kit, 1, kit.full(4), (kit.full(4),), pcp=2)
+    found = said(bench, step, expected, whole_batch_counts(kit, record), counts_whole_batch=True)
+    assert found == {("C10", "dispatch_num_reqs")}
+
+
+@pytest.mark.parametrize(
+    ("index", "full"), [(0, True), (1, False)], ids=["a prefill", "no FULL graph"]
+)
+def test_it_is_none_where_nothing_depends_on_it(kit, index, full):
+    chosen = kit.NONE if full else kit.piecewise(8)
+    candidates = (kit.full(4),) if full else (kit.piecewise(8),)
+    bench, step, expected, record = at(kit, index, chosen, candidates, pcp=2)
+    record = whole_batch_counts(kit, record)
+    assert said(bench, step, expected, record, counts_whole_batch=True) == set()
+    assert said(bench, step, expected, record) == {("C10", "dispatch_num_reqs")}
+
+
+def test_token_counts_are_compared_all_the_same(kit):
+    bench, step, expected, record = at(kit, 0, kit.NONE, (), pcp=2)
+    record = kit.change_rank(record, 1, dispatch_num_tokens=1)
+    found = said(bench, step, expected, record, counts_whole_batch=True)
+    assert found == {("C10", "dispatch_num_tokens")}
+
+
+@pytest.mark.parametrize("name", ["input_ids", "positions"])
+def test_stale_padding_is_accepted_without_pcp_only(kit, name):
+    for sizes, right in (({}, set()), ({"pcp": 2}, {("C3", name)})):
+        chosen = kit.full(8) if not sizes else kit.full(4)
+        bench, step, expected, record = at(kit, 1, chosen, (chosen,), **sizes)
+        values = np.array(getattr(record.ranks[-1], name))
+        values[-1] = 5
+        stale = kit.change_rank(record, len(record.ranks) - 1, **{name: values})
+        assert said(bench, step, expected, stale, stale_padding_without_pcp=True) == right
+        assert said(bench, step, expected, stale) == {("C3", name)}
+
+
+def test_flags_and_real_tokens_are_compared_all_the_same(kit):
+    bench, step, expected, record = at(kit, 1, kit.full(8), (kit.full(8),))
+    for name, place, value in (("is_padding", -1, False), ("positions", 0, 99)):
+        values = np.array(getattr(record.ranks[0], name))
+        values[place] = value
+        broken = kit.change_rank(record, 0, **{name: values})
+        found = said(bench, step, expected, broken, stale_padding_without_pcp=True)
+        assert found == {("C3", name)}

@@ -1,0 +1,222 @@
+"""The installed vLLM's runner on the stand: judged by the contracts as they are."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import torch
+
+from pcpbench.device.backends import resolve_backend
+from pcpbench.device.clock import make_clock
+from pcpbench.errors import UsageError
+from pcpbench.modes import CUDAGraphMode
+from pcpbench.request import EngineOptions
+from pcpbench.results import Outcome
+from pcpbench.scenarios.loader import parse_scenario
+from pcpbench.session.ladder import build_ladder
+from pcpbench.session.planning import plan_for, plan_scenario
+from pcpbench.session.stand import StandBuilder
+from pcpbench.session.trial import Trial
+from pcpbench.targets.choice import make_target
+from pcpbench.targets.vllm.engine import GLOBAL_COUNT
+
+CPU = torch.device("cpu")
+SCENARIO = """\
+name: small
+description: Prompts of several lengths, a growing and shrinking batch, a dummy step, slots reused.
+limits:
+  {max_num_seqs: 4, max_num_batched_tokens: 16, max_model_len: 32, num_blocks: 24, block_size: 4}
+requests:
+  - {name: nine, prompt_len: 9, output_len: 4}
+  - {name: three, prompt_len: 3, output_len: 4}
+  - {name: one, prompt_len: 1, output_len: 2, at_step: 1}
+  - {name: late, prompt_len: 5, output_len: 2, at_step: 6}
+"""
+
+
+class Bench:
+    """The small scenario on vLLM, ready to be judged."""
+
+    def __init__(self, candidate="full", base="eager", num_steps=None, **options):
+        self.options = EngineOptions(target="vllm", **options)
+        self.target = make_target("vllm", CPU, resolve_backend("auto", CPU))
+        self.plan = plan_for(self.target, parse_scenario(SCENARIO, "small"), self.options)
+        if num_steps is not None:
+            first = self.plan.steps[:num_steps]
+            self.plan = msgspec.structs.replace(self.plan, steps=first, is_cut_short=True)
+        ladder = build_ladder(base, candidate)
+        builder = StandBuilder(self.target, ladder, self.options, "cpu")
+        builder.check(self.plan)
+        self.stand = builder.stand_for(self.plan)
+
+    def run(self, checks="quick"):
+        self.trial = Trial(
+            self.plan,
+            self.stand,
+            make_clock(CPU),
+            dtype="float32",
+            teacher_forced=True,
+            repetitions=0,
+            checks=checks,
+        )
+        return self.trial.run()
+
+
+@pytest.fixture
+def bench(api):
+    return Bench
+
+
+def audit(result, arm="full"):
+    return next(summary.dispatch for summary in result.arms if summary.arm == arm)
+
+
+def contracts(result):
+    return {violation.contract for violation in result.violations}
+
+
+def test_replicated_decode_passes_and_every_decode_batch_is_served(bench):
+    one = bench(pcp=2, dcp=2)
+    result = one.run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    found = audit(result)
+    assert found.modes["FULL"] == sum(
+        not step.has_prefill for step in one.plan.steps if step.scheduled
+    )
+    assert found.modes["IDLE"] >= 1
+    assert found.never_served == ()
+    assert set(found.reasons) == {"batch has a prefill"}
+
+
+def test_sharded_decode_misses_full_and_the_audit_says_why(bench):
+    one = bench(pcp=2)
+    result = one.run()
+    assert result.outcome is Outcome.FAIL
+    assert contracts(result) == {"C10"}  # the finding, and nothing else
+    found = audit(result)
+    sizes = [len(step.scheduled) for step in one.plan.steps if not step.has_prefill]
+    assert found.reasons[GLOBAL_COUNT] == sum(size > 1 for size in sizes) > 0
+    assert found.modes["FULL"] == sizes.count(1) > 0
+    assert [(b.name, b.wanted, b.ran_as) for b in found.never_served] == [
+        ("decode with 2 to 3 requests", "FULL", ("eager",))
+    ]
+    assert found.never_served[0].why == GLOBAL_COUNT
+    messages = [v.message for v in result.violations]
+    assert any(
+        "ran as NONE although FULL[reqs=1,tokens=1] covers its 1 rows" in m for m in messages
+    )
+    assert all(drift.ok for drift in result.drifts)
+
+
+def test_with_full_and_piecewise_the_missed_batches_run_as_piecewise(bench):
+    result = bench("full_and_piecewise", pcp=2, capture_sizes="1,2,4,8,16").run()
+    assert contracts(result) == {"C10"}
+    assert audit(result, "full_and_piecewise").never_served[0].ran_as == ("PIECEWISE",)
+    assert all(drift.ok for drift in result.drifts)
+
+
+def test_the_full_check_poisons_and_replays_vllms_buffers_too(bench):
+    result = bench(pcp=2, dcp=2, num_steps=4).run(checks="full")
+    assert result.outcome is Outcome.PASS, result.reasons
+
+
+def test_candidates_are_vllms_own(bench):
+    stand = bench(pcp=2, dcp=2, capture_sizes="1,2,4").stand
+    assert [d.label for d in stand.arms["full"].candidates] == [
+        "FULL[reqs=4,tokens=4]", "FULL[reqs=2,tokens=2]", "FULL[reqs=1,tokens=1]",
+    ]  # fmt: skip
+    uses = stand.arms["full"].addresses
+    assert uses
+    assert all(use.name for use in uses)  # every buffer that a graph touches is known (C8)
+
+
+@pytest.mark.parametrize(
+    ("method", "spoil", "contract"),
+    [
+        ("prepare_slot_mappings", lambda slots: slots.add_(slots >= 0), "C4"),
+        ("partition_batch", lambda batch: batch.seq_lens[-1:].add_(1), "C1"),
+        ("partition_batch", lambda batch: batch.input_ids[:1].add_(1), "C3"),
+    ],
+)
+def test_what_is_broken_in_vllm_is_found(bench, api, monkeypatch, method, spoil, contract):
+    sound = getattr(api.PCPManager, method)
+
+    def broken(self, *args):
+        prepared = sound(self, *args)
+        spoil(prepared)
+        return prepared
+
+    one = bench("eager", base="reference", num_steps=4, pcp=2, dcp=2)
+    monkeypatch.setattr(api.PCPManager, method, broken)
+    result = one.run()
+    assert result.outcome is Outcome.FAIL
+    assert contract in contracts(result)
+
+
+def test_what_vllm_raises_is_a_result_with_its_place(bench, api, monkeypatch):
+    one = bench("eager", base="reference", num_steps=4, pcp=2, dcp=2)
+
+    def raising(self, *args):
+        raise IndexError("row 7")
+
+    monkeypatch.setattr(api.PCPManager, "prepare_attn", raising)
+    result = one.run()
+    assert result.outcome is Outcome.FAIL
+    assert contracts(result) == {"C0"}
+    assert "IndexError: row 7" in result.violations[0].message
+
+
+def test_steps_are_arranged_as_vllm_sorts_them(api):
+    target = make_target("vllm", CPU, resolve_backend("auto", CPU))
+    options = EngineOptions(target="vllm")
+    plan = plan_scenario(parse_scenario(SCENARIO, "small"), options)
+    names = [request.req_id for request in plan.steps[0].scheduled]
+    assert names == ["nine", "three"]
+    arranged = target.arrange(plan, 1)
+    assert [request.req_id for request in arranged.steps[0].scheduled] == ["three", "nine"]
+    assert msgspec.structs.replace(arranged.steps[0], scheduled=()) == msgspec.structs.replace(
+        plan.steps[0], scheduled=()
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"microbatch": True}, "--microbatch with --target vllm"),
+        ({"spec_tokens": 2, "dynamic_spec": "step"}, "--dynamic-spec with --target vllm"),
+        ({"spec_tokens": 2, "draft_model": "mtp"}, "--draft-model mtp with --target vllm"),
+    ],
+)
+def test_what_the_stand_cannot_drive_is_refused(bench, options, said):
+    with pytest.raises(UsageError, match=said):
+        bench(pcp=2, **options)
+
+
+def test_a_generation_that_replicates_all_decodes_is_refused_without_dcp(bench, api, monkeypatch):
+    monkeypatch.setattr(type(api), "shards_decodes", False)
+    with pytest.raises(
+        UsageError, match=rf"--pcp 2 with --dcp 1: in vllm {api.version} every rank"
+    ):
+        bench(pcp=2)
+
+
+def test_what_vllm_refuses_is_told_in_its_words(api, monkeypatch):
+    target = make_target("vllm", CPU, resolve_backend("auto", CPU))
+    options = EngineOptions(pcp=2)
+    config = options.engine_config(
+        CUDAGraphMode.FULL_DECODE_ONLY,
+        device="cpu",
+        max_num_seqs=4,
+        max_num_batched_tokens=16,
+        max_model_len=32,
+        block_size=4,
+        num_blocks=8,
+    )
+    target.check(config)
+
+    def refuse(vllm_config, supports_mm_inputs):
+        raise NotImplementedError("not on a Monday.")
+
+    monkeypatch.setattr(api.PCPManager, "validate_config", staticmethod(refuse))
+    with pytest.raises(UsageError, match=rf"vllm {api.version} refuses this: not on a Monday"):
+        target.check(config)
