@@ -15,10 +15,12 @@ from pcpbench.device.backends import resolve_device
 from pcpbench.device.environment import device_name, environment_of
 from pcpbench.device.graph import GraphBackend
 from pcpbench.device.host_graph import HostGraphBackend
-from pcpbench.errors import PcpbenchError
+from pcpbench.errors import CannotMeasure, PcpbenchError
 from pcpbench.report.console import make_console
 from pcpbench.report.doctor_view import print_doctor
-from pcpbench.results import Ability, DoctorReport, DoctorRow
+from pcpbench.results import Ability, DoctorReport, DoctorRow, HostChange
+from pcpbench.targets.vllm import host
+from pcpbench.targets.vllm.api import vllm_api
 
 
 def run_doctor() -> int:
@@ -32,10 +34,12 @@ def run_doctor() -> int:
 def examine() -> DoctorReport:
     """Look at this machine."""
     default = resolve_device("auto")
+    vllm = _vllm_row()
     return DoctorReport(
         environment=environment_of(default),
         devices=_devices(default),
-        rows=(_host_row(), _accelerator_row(), _triton_row(), _vllm_row(), _launcher_row()),
+        rows=(_host_row(), _accelerator_row(), _triton_row(), vllm, _launcher_row()),
+        changes=_vllm_changes(vllm),
     )
 
 
@@ -92,12 +96,25 @@ def _triton_row() -> DoctorRow:
 
 
 def _vllm_row() -> DoctorRow:
-    installed = importlib.util.find_spec("vllm") is not None
-    why = "installed, but" if installed else "not installed, and"
-    return DoctorRow(
-        what="vllm target",
-        status=Ability.NO,
-        why=f"{why} this version has the built-in target only",
+    what = "vllm target"
+    try:
+        api = vllm_api()
+    except CannotMeasure as error:
+        return DoctorRow(what=what, status=Ability.NO, why=str(error).rstrip("."))
+    known = f"vllm {api.version}, driven as {api.generation}"
+    if not host.has_accelerator():
+        why = f"{known}; no GPU: its kernels run in triton's interpreter, which is slow"
+        return DoctorRow(what=what, status=Ability.LIMITED, why=why)
+    return DoctorRow(what=what, status=Ability.OK, why=known)
+
+
+def _vllm_changes(row: DoctorRow) -> tuple[HostChange, ...]:
+    """What `host.prepare` did for the row above."""
+    if row.status is Ability.NO:
+        return ()
+    return tuple(
+        HostChange(name=patch.name, how=patch.how, what=patch.what, why=patch.why)
+        for patch in host.prepare()
     )
 
 

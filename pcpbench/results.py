@@ -342,9 +342,22 @@ class DoctorRow(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class HostChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One thing that is set or changed around vLLM where there is no accelerator, and why."""
+
+    name: str
+    how: str
+    what: str
+    why: str
+
+
 class DoctorReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What `pcpbench doctor` found. devices: one line each, the default first."""
+    """What `pcpbench doctor` found. devices: one line each, the default first.
+
+    changes: what the vLLM target needs here; nothing on a GPU, or without vLLM.
+    """
 
     environment: Environment
     devices: tuple[str, ...]
     rows: tuple[DoctorRow, ...]
+    changes: tuple[HostChange, ...] = ()

@@ -26,3 +26,10 @@ def print_doctor(report: DoctorReport, console: Console) -> None:
     for row in report.rows:
         table.add_row(row.what, Text(row.status.value, style=STYLES[row.status]), row.why)
     console.print(table)
+    if report.changes:
+        console.print()
+        console.print("Set or changed around vllm, as there is no accelerator:")
+        table = new_table(["What", "How", "Change", "Why"])
+        for change in report.changes:
+            table.add_row(change.name, change.how, change.what, change.why)
+        console.print(table)
