@@ -120,8 +120,9 @@ def _prepare() -> tuple[HostPatch, ...]:
     if not plugged_in(platforms.current_platform):
         raise CannotMeasure(
             "vllm does not take the platform that pcpbench plugs in (vllm.platform_plugins: "
-            f"{ENTRY_POINT}): install pcpbench anew with pip install -e . (or scripts/setup), and "
-            "leave VLLM_PLUGINS unset, or name it there."
+            f"{ENTRY_POINT}): install pcpbench anew with scripts/setup or pip install -e . (for a "
+            "source tree on PYTHONPATH: python -c 'import setuptools; setuptools.setup()' egg_info "
+            "in it), and leave VLLM_TARGET_DEVICE unset and VLLM_PLUGINS, too, or name it there."
         )
     _rebind_copies()
     return PATCHES
