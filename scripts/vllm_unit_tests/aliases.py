@@ -326,9 +326,6 @@ class _Candidates(dict[Any, Any]):
     def __missing__(self, key: Any) -> list[Any]:
         return self._descriptors
 
-    def __contains__(self, key: object) -> bool:
-        return True
-
 
 def init_candidates(self: Any) -> None:
     """In the place of CudaGraphManager._init_candidates: pcpbench's candidates and dispatcher."""

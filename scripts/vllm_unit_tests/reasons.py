@@ -35,7 +35,7 @@ _GRAPHS, _DYNAMIC = "test_cudagraph_manager", "test_dynamic_sd_cug"
 
 REASONS = (
     Reason(f"{_PCP}::test_dummy_draft_does_not_reuse_previous_graph_batch", INTERNALS,
-           "the draft model's inputs in the manager; pcpbench has no draft model"),
+           "where vLLM's manager keeps the draft model's inputs; pcpbench's keeps none"),
     Reason(f"{_PCP}::test_replicated_draft_cache_inputs_*", INTERNALS,
            "the draft model's KV inputs in vLLM's attention"),
     Reason(f"{_PCP}::test_partition_defers_dcp_metadata_*", INTERNALS,
@@ -44,11 +44,11 @@ REASONS = (
            "moe_gathers_tokens: one padding mask over all PCP ranks' rows; in pcpbench each rank "
            "routes its own rows by its own mask"),
     Reason(f"{_PCP}::test_dummy_context_updates_pcp_local_block_tables", DIFFERENCE,
-           "a dummy's context lies in the null block alone (SPEC 6, contract C9), not in blocks "
+           "a dummy's context lies in the null block alone (contract C9), not in blocks "
            "0, 1, 2, ..."),
     Reason(f"{_PCP}::test_decode_sharding_allows_ranks_with_no_owned_request", DIFFERENCE,
-           "a rank with nothing to do has its row of zero tokens in rank_segments already (SPEC "
-           "5); vLLM adds it in partition_batch"),
+           "a rank with nothing to do has its row of zero tokens in rank_segments already; vLLM "
+           "adds it in partition_batch"),
     Reason(f"{_UBATCH}::test_microbatched_graphs_are_only_offered_to_uniform_batches", DIFFERENCE,
            "rows of a microbatch are staged in buffers of its own, padded to a number that the "
            "shape decides, so that a cut graph serves any split (docs/microbatches.md)"),
@@ -82,11 +82,14 @@ REASONS = (
     Reason("test_cudagraph_dispatch::TestCUDAGraphWrapper::test_capture_and_replay", DEVICE,
            "captures a torch module"),
     Reason("test_cudagraph_dispatch::*", INTERNALS, "the V1 runner's dispatcher and wrapper"),
-    Reason(f"{_DYNAMIC}::test_dynamic_sd_cudagraphs_use_clamped_query_length", DIFFERENCE,
-           "drafts of any length up to the longest may come, so all are captured: pcpbench has no "
-           "schedule of draft lengths by batch size (docs/speculative.md)"),
-    Reason(f"{_DYNAMIC}::test_dynamic_sd_only_captures_scheduled_query_lengths", DIFFERENCE,
-           "the same"),
+    *(
+        Reason(f"{_DYNAMIC}::test_dynamic_sd_{name}", DIFFERENCE,
+               "drafts of any length up to the longest may come, so all are captured: pcpbench has "
+               "no schedule of draft lengths by batch size (docs/speculative.md)")
+        for name in (
+            "cudagraphs_use_clamped_query_length", "only_captures_scheduled_query_lengths",
+        )
+    ),
 )  # fmt: skip
 
 

@@ -108,14 +108,22 @@ def render(rows: list[Row]) -> str:
         total = counts(row for row in rows if name in (row.file, "all"))
         cells = [total[key] for key in ("tests", "vllm", "apply", "pass", "differ")]
         lines.append(f"| {name} | {' | '.join(map(str, cells))} |")
-    grouped: dict[tuple[str, str], Counter[str]] = {}
-    for row in rows:
-        if row.kind:
-            grouped.setdefault((row.kind, row.why), Counter())[row.test.split("[")[0]] += 1
     order = [FAILURE, STALE, *KINDS, NOT_RUN]
-    for kind in sorted({kind for kind, _ in grouped}, key=order.index):
+    for kind in sorted({row.kind for row in rows if row.kind}, key=order.index):
         lines += ["", f"{kind} ({KINDS.get(kind, 'see the messages')}):", ""]
-        for (_, why), tests in ((k, v) for k, v in grouped.items() if k[0] == kind):
-            named = ", ".join(f"{test} x {n}" if n > 1 else test for test, n in tests.items())
-            lines.append(f"- {named}: {why}")
+        mine = [row for row in rows if row.kind == kind]
+        for why in dict.fromkeys(row.why for row in mine):
+            lines.append(f"- {why}: {_named(row for row in mine if row.why == why)}")
     return "\n".join(lines)
+
+
+def _named(rows: Iterable[Row]) -> str:
+    """Tests by file, without their parameters: `test_a.py` test_x, test_y x 3."""
+    by_file: dict[str, Counter[str]] = {}
+    for row in rows:
+        name = row.test.split("[")[0].removeprefix(f"{row.file}::")
+        by_file.setdefault(row.file, Counter())[name] += 1
+    return "; ".join(
+        f"`{file}` " + ", ".join(f"{name} x {n}" if n > 1 else name for name, n in names.items())
+        for file, names in by_file.items()
+    )

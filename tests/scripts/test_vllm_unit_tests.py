@@ -207,8 +207,8 @@ def test_the_table_counts_by_file(monkeypatch):
     assert "| test_a | 3 | 3 | 3 | 1 | 2 |" in text
     assert "| test_b | 1 | 1 | 0 | 0 | 0 |" in text
     assert "| all | 4 | 4 | 3 | 1 | 2 |" in text
-    assert "- test_a::different x 2: on purpose" in text
-    assert "- test_b::x: runs no code of pcpbench" in text
+    assert "- on purpose: `test_a` different x 2" in text
+    assert "- runs no code of pcpbench: `test_b` x" in text
     assert not table.is_good(rows[3:])  # nothing applied: nothing was shown
 
 
