@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from pcpbench.device.address_book import AddressBook
 from pcpbench.device.collectives import Meeting, Work, lockstep, run_lockstep
-from pcpbench.device.graph import Graph, GraphBackend
+from pcpbench.device.graph import Graph, GraphBackend, GraphPool
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.results import AddressUse, CapturedGraph
 
@@ -54,13 +54,22 @@ class _Segments:
 class GraphManager:
     """Captured graphs by descriptor, all of them in one shared pool.
 
-    num_replays: graphs launched so far (each segment is one).
+    num_replays: graphs launched so far (each segment is one). pool: of another manager, to share;
+    a fresh one by default. prefix: of the graphs' labels, where descriptors alone do not tell them
+    from another manager's.
     """
 
-    def __init__(self, backend: GraphBackend, address_book: AddressBook) -> None:
+    def __init__(
+        self,
+        backend: GraphBackend,
+        address_book: AddressBook,
+        pool: GraphPool | None = None,
+        prefix: str = "",
+    ) -> None:
         self.backend = backend
         self.address_book = address_book
-        self.pool = backend.new_pool()
+        self.pool = backend.new_pool() if pool is None else pool
+        self.prefix = prefix
         self.captured: list[CapturedGraph] = []
         self.addresses: list[AddressUse] = []
         self.num_replays = 0
@@ -83,12 +92,16 @@ class GraphManager:
             segments = self._capture_segments(engine.prepare_inputs_to_capture(descriptor))
             capture_s = time.perf_counter() - start
             self._graphs[descriptor] = segments
-            uses = self.address_book.bake(descriptor.label, segments.graphs, self.pool)
+            uses = self.address_book.bake(self.label(descriptor), segments.graphs, self.pool)
             self.addresses.extend(uses)
             summary = self._summary(descriptor, segments, uses, capture_s)
             self.captured.append(summary)
             if on_captured is not None:
                 on_captured(summary)
+
+    def label(self, descriptor: BatchExecutionDescriptor) -> str:
+        """The name of a descriptor's graph in reports and in the address book."""
+        return self.prefix + descriptor.label
 
     def has(self, descriptor: BatchExecutionDescriptor) -> bool:
         """Whether this descriptor was captured."""
@@ -118,7 +131,7 @@ class GraphManager:
         capture_s: float,
     ) -> CapturedGraph:
         return CapturedGraph(
-            descriptor=descriptor.label,
+            descriptor=self.label(descriptor),
             mode=descriptor.cg_mode.name,
             num_tokens=descriptor.num_tokens,
             num_reqs=descriptor.num_reqs,

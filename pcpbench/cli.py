@@ -26,6 +26,7 @@ from pcpbench.cli_options import (
     Dcp,
     DcpBackend,
     Device,
+    DraftModel,
     Dtype,
     DynamicSpec,
     ExpertParallel,
@@ -107,6 +108,7 @@ def capture(
     max_num_seqs: MaxNumSeqs = None,
     spec_tokens: SpecTokens = 0,
     dynamic_spec: DynamicSpec = "off",
+    draft_model: DraftModel = "planned",
     device: Device = "auto",
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
@@ -135,6 +137,7 @@ def capture(
             max_num_seqs=max_num_seqs,
             spec_tokens=spec_tokens,
             dynamic_spec=dynamic_spec,
+            draft_model=draft_model,
             device=device,
             backend=backend,
             launcher=launcher,
@@ -175,6 +178,7 @@ def compare(
     max_num_seqs: MaxNumSeqs = None,
     spec_tokens: SpecTokens = 0,
     dynamic_spec: DynamicSpec = "off",
+    draft_model: DraftModel = "planned",
     device: Device = "auto",
     backend: Backend = "auto",
     launcher: Launcher = "inproc",
@@ -225,6 +229,7 @@ def compare(
             max_num_seqs=max_num_seqs,
             spec_tokens=spec_tokens,
             dynamic_spec=dynamic_spec,
+            draft_model=draft_model,
             device=device,
             backend=backend,
             launcher=launcher,
@@ -350,7 +355,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
-    return _complain("interrupted: scenarios that had finished are on disk.", exit_code)
+    return _complain("interrupted: what had finished is on disk.", exit_code)
 
 
 def _complain(message: str, exit_code: int) -> int:

@@ -58,7 +58,15 @@ DynamicSpec = Annotated[
     str,
     typer.Option(
         "--dynamic-spec",
-        help="Verify fewer drafts: off, as many in a step, or each request its own number.",
+        help="Verify fewer drafts: off, step (as many in a step) or request (each its own number).",
+    ),
+]
+DraftModel = Annotated[
+    str,
+    typer.Option(
+        "--draft-model",
+        help="Who drafts: planned (the plan alone), or mtp: a module that also proposes drafts "
+        "after each step, in graphs of its own.",
     ),
 ]
 FaultPcp = Annotated[

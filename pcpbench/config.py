@@ -21,6 +21,7 @@ DCP_BACKENDS = ("ag_rs", "a2a")
 ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")
 MAX_SPECULATIVE_TOKENS = 16
 DYNAMIC_SPEC = ("off", "step", "request")
+DRAFT_MODELS = ("planned", "mtp")
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 
 
@@ -126,7 +127,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     """Speculative decoding as far as a start-up check needs to know it.
 
     dynamic: whether decodes verify fewer drafts than num_speculative_tokens: `off`, as many for all
-    in a `step`, or each `request` its own number.
+    in a `step`, or each `request` its own number. draft_model: whether drafts are only `planned`,
+    or an `mtp` module proposes drafts after each step as well.
     """
 
     method: str = "mtp"
@@ -134,6 +136,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     use_multi_module_mtp: bool = False
     draft_uses_mla: bool = True
     dynamic: str = "off"
+    draft_model: str = DRAFT_MODELS[0]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -163,6 +166,12 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def has_dynamic_drafts(self) -> bool:
         """Whether decodes may verify fewer draft tokens than num_speculative_tokens."""
         return self.speculative_config is not None and self.speculative_config.dynamic != "off"
+
+    @property
+    def has_draft_model(self) -> bool:
+        """Whether a draft model runs after the target model in each step."""
+        spec = self.speculative_config
+        return spec is not None and spec.draft_model != DRAFT_MODELS[0]
 
     def check(self) -> None:
         """Raise UsageError for settings that no engine could run, whatever its graph mode."""

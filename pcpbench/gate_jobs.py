@@ -27,8 +27,8 @@ class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """What a worker process is to do.
 
     base, candidate: arms. scenarios: shipped names or files; empty to judge the core ones and time
-    DEFAULT_TIMED. repetitions: timed runs of each scenario; floor_repetitions: how many of them, the
-    first ones, measure kernel floors, too, without which a step has no launch overhead. judge: run
+    DEFAULT_TIMED. repetitions: timed runs of each scenario; floor_repetitions: how many of these,
+    the first, measure kernel floors, too, without which a step has no launch overhead. judge: run
     the whole ladder under the judge and time nothing. slowdown: share of its own time that every
     timed step of the candidate waits on top; planted to see what the gate sees.
     """

@@ -23,6 +23,7 @@ from pcpbench.gate_rules import Acceptance, Rule, effective_rules, parse_accepta
 KEYS: Final = ("fail-on", "accept", "on-undecided", "max-time", "processes")
 DEFAULT_MAX_TIME_S: Final = 75.0
 DEFAULT_PROCESSES: Final = 5
+COMMAND_LINE: Final = "command line"
 MAX_PROCESSES: Final = 1000
 MAX_TIME_S: Final = 7 * 86400.0
 PYPROJECT: Final = "pyproject.toml"
@@ -113,7 +114,7 @@ def _layers(options: GateOptions, directory: Path) -> list[tuple[str, Mapping[st
         "processes": options.processes,
     }
     given = {key: value for key, value in typed.items() if value not in (None, [])}
-    layers.append(("command line", given))
+    layers.append((COMMAND_LINE, given))
     return layers
 
 
@@ -174,25 +175,29 @@ def _accept_words(text: str) -> dict[str, object]:
 
 def _undecided(value: Any, source: str) -> str:
     if value not in ON_UNDECIDED:
-        raise UsageError(
-            f"{source}: on-undecided is {value!r}: use one of {', '.join(ON_UNDECIDED)}."
-        )
+        name = _named("on-undecided", source)
+        raise UsageError(f"{name} is {value!r}: use one of {', '.join(ON_UNDECIDED)}.")
     return str(value)
 
 
 def _seconds(value: Any, source: str) -> float:
     sound = isinstance(value, int | float) and not isinstance(value, bool)
     if not sound or not 0 < value <= MAX_TIME_S:  # nan compares as neither
-        raise UsageError(f"{source}: max-time is {value!r}: use seconds above 0, such as 75.")
+        name = _named("max-time", source)
+        raise UsageError(f"{name} is {value!r}: use seconds above 0, such as 75.")
     return float(value)
 
 
 def _count(value: Any, source: str) -> int:
     if type(value) is not int or not 4 <= value <= MAX_PROCESSES:
-        raise UsageError(
-            f"{source}: processes is {value!r}: use 4 to {MAX_PROCESSES} fresh processes."
-        )
+        name = _named("processes", source)
+        raise UsageError(f"{name} is {value!r}: use 4 to {MAX_PROCESSES} fresh processes.")
     return value
+
+
+def _named(key: str, source: str) -> str:
+    """A setting as its reader wrote it."""
+    return f"--{key}" if source == COMMAND_LINE else f"{source}: {key}"
 
 
 _READERS: Final = {"on-undecided": _undecided, "max-time": _seconds, "processes": _count}

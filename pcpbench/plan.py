@@ -132,6 +132,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     arrivals_s: req_id -> arrival on the scenario's clock.
     requests: every request as the scenario asks for it, whatever the scheduler made of it.
     is_cut_short: these are a scenario's first steps only; what it asks for besides comes later.
+    num_lookahead_tokens: positions behind a request's last scheduled token that it has blocks for,
+    as far as max_model_len allows: a draft model writes there.
     """
 
     scenario: str
@@ -146,6 +148,7 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     requests: tuple[NewRequest, ...] = ()
     is_cut_short: bool = False
     sliding_windows: tuple[int, ...] = ()
+    num_lookahead_tokens: int = 0
 
     def sliding_window(self, group: int) -> int:
         """The window of one KV group, 0 for none."""

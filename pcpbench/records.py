@@ -71,6 +71,35 @@ class RoutingRecord:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftPassRecord:
+    """What one pass of a draft model read on one rank (R rows, T tokens after padding).
+
+    descriptor: what it ran as. num_replays: graphs launched for it. The rest is shaped as in
+    RankRecord. block_tables is empty, slot_mappings of no group and the lengths None where it ran
+    without attention inputs. slot_mappings: of the first pass the gathered mapping [num_groups,
+    T * pcp], of a later one this rank's own [num_groups, T]. hidden_in, hidden_out [T, hidden]: the
+    states that it was fed and those that it made, widened to float32.
+    """
+
+    descriptor: BatchExecutionDescriptor
+    num_replays: int
+    num_reqs: int
+    num_reqs_after_padding: int
+    num_tokens: int
+    num_tokens_after_padding: int
+    input_ids: IntArray
+    positions: IntArray
+    is_padding: BoolArray
+    query_start_loc: IntArray | None
+    seq_lens: IntArray | None
+    dcp_local_seq_lens: IntArray | None
+    block_tables: tuple[IntArray, ...]
+    slot_mappings: IntArray
+    hidden_in: NDArray[np.float32]
+    hidden_out: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
 class RankRecord:
     """Rank-local metadata of one step after partition and padding (R rows, T tokens after padding).
 
@@ -94,6 +123,9 @@ class RankRecord:
     microbatches: what the batch was cut into, in the order of its tokens; empty where it ran whole.
     spans: where the batch's own tensors lie; empty where it ran whole.
     routing: of each MoE layer and microbatch; empty where the target cannot tell, or has none.
+    draft_passes: those of a draft model behind the step; empty without one. proposed [scheduled
+    requests, drafts]: what it proposes on this rank; None without one, and for an idle step.
+    draft_rows [scheduled requests]: the token of the global batch that each is drafted from.
     """
 
     rank: int
@@ -126,6 +158,9 @@ class RankRecord:
     microbatches: tuple[MicrobatchRecord, ...] = ()
     spans: tuple[BufferSpan, ...] = ()
     routing: tuple[RoutingRecord, ...] = ()
+    draft_passes: tuple[DraftPassRecord, ...] = ()
+    proposed: IntArray | None = None
+    draft_rows: IntArray | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,6 +208,8 @@ class StepRecord:
     and what ran are two things. None where the target cannot tell.
     draft_tokens: the step's draft tokens, request after request; None for a step without any, or
     where the target cannot tell.
+    draft_logits [drafts, scheduled requests, vocab]: a draft model's, widened to float32. proposed:
+    the first rank's. Both None without a draft model, and for an idle step.
     """
 
     arm: str
@@ -189,6 +226,8 @@ class StepRecord:
     idle: bool = False
     num_replays: int | None = None
     draft_tokens: IntArray | None = None
+    draft_logits: NDArray[np.float32] | None = None
+    proposed: IntArray | None = None
 
     @property
     def num_accepted(self) -> int:
@@ -265,7 +304,7 @@ class StepTiming:
         return None if self.kernel_s is None else self.wall_s - self.kernel_s
 
 
-CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(22))
+CONTRACT_IDS: Final = tuple(f"C{number}" for number in range(23))
 """Every contract of docs/contracts.md."""
 
 
@@ -291,8 +330,9 @@ class Phase:
     """One stretch of a step of one arm.
 
     name: `step`, or a part of it: `update_states`, `prepare_inputs`, `dispatch`,
-    `prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`. rank: whose, None
-    for what is done for all ranks at once. start_s: since the traced pass of the scenario began.
+    `prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`, `draft` (all passes
+    of a draft model). rank: whose, None for what is done for all ranks at once. start_s: since the
+    traced pass of the scenario began.
     """
 
     arm: str

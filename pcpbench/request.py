@@ -13,6 +13,7 @@ from pcpbench.config import (
     ALL2ALL_BACKENDS,
     DCP_BACKENDS,
     DEFAULT_CAPTURE_SIZES,
+    DRAFT_MODELS,
     DTYPES,
     DYNAMIC_SPEC,
     MAX_SPECULATIVE_TOKENS,
@@ -65,6 +66,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     expert_parallel: bool = False
     all2all_backend: str | None = None
     dynamic_spec: str = "off"
+    draft_model: str = DRAFT_MODELS[0]
     target: str = "builtin"
 
     def check(self) -> None:
@@ -115,7 +117,29 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--dynamic-spec is {self.dynamic_spec} without draft tokens: set --spec-tokens to "
                 "the most that a decode verifies, or leave --dynamic-spec out."
             )
+        self._check_draft_model()
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
+
+    def _check_draft_model(self) -> None:
+        _one_of("--draft-model", self.draft_model, DRAFT_MODELS)
+        if self.draft_model == DRAFT_MODELS[0]:
+            return
+        told = f"--draft-model is {self.draft_model}"
+        if not self.spec_tokens:
+            raise UsageError(
+                f"{told} without draft tokens: set --spec-tokens to how many it proposes."
+            )
+        if self.microbatch:
+            raise UsageError(
+                f"{told} with --microbatch: its passes run on whole batches, its first one on the "
+                "target's, which would be cut: leave one of the two out."
+            )
+        if len(MODEL_SHAPES[self.preset].kv_groups) > 1:
+            one = [name for name, shape in MODEL_SHAPES.items() if len(shape.kv_groups) == 1]
+            raise UsageError(
+                f"{told} with --model {self.preset}, which has several KV groups: its layer shares "
+                f"the tables of a model's only one: use {', '.join(one)}."
+            )
 
     def _check_experts(self) -> None:
         if self.all2all_backend is None:
@@ -126,6 +150,11 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
                 f"--all2all-backend is {self.all2all_backend}, but no rows go to experts on "
                 "other ranks: set --expert-parallel, too, or leave it out."
             )
+
+    @property
+    def num_lookahead_tokens(self) -> int:
+        """Positions behind a step's that its draft model writes: one a pass but the first."""
+        return 0 if self.draft_model == DRAFT_MODELS[0] else self.spec_tokens - 1
 
     @property
     def preset(self) -> str:
@@ -189,7 +218,9 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         speculative = None
         if self.spec_tokens:
             speculative = SpeculativeConfig(
-                num_speculative_tokens=self.spec_tokens, dynamic=self.dynamic_spec
+                num_speculative_tokens=self.spec_tokens,
+                dynamic=self.dynamic_spec,
+                draft_model=self.draft_model,
             )
         return EngineConfig(
             parallel_config=self.parallel_config,

@@ -95,6 +95,16 @@ def test_bad_settings_are_refused_by_name(tmp_path, text, told):
         resolve_settings(GateOptions(), tmp_path)
 
 
+def test_a_bad_option_is_named_as_it_was_typed(tmp_path):
+    for options, told in (
+        (GateOptions(processes=2), "--processes is 2: use 4 to"),
+        (GateOptions(max_time_s=-1.0), "--max-time is -1.0: use seconds"),
+        (GateOptions(on_undecided="maybe"), "--on-undecided is 'maybe': use one of"),
+    ):
+        with pytest.raises(UsageError, match=f"^{told}"):
+            resolve_settings(options, tmp_path)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path):
     (tmp_path / ".git").mkdir()
     with pytest.raises(UsageError, match="is no file"):

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcpbench.checks.budgets import logit_gap_allowed
+from pcpbench.checks.draft_compare import compare_drafts
 from pcpbench.checks.drift import is_ok, measure, next_token_kl, same_bits
 from pcpbench.plan import StepPlan
 from pcpbench.records import Difference, Drift, StepRecord
@@ -24,7 +25,8 @@ class StepComparison:
     """What two records of one step had in common and how it compared.
 
     drifts: one for each common tensor; empty means that nothing was compared.
-    difference: the first tensor, in the order hidden, logits, sampled, that was not allowed.
+    difference: the first tensor, in the order hidden, logits, sampled, draft_logits, proposed, that
+    was not allowed.
     num_sampled, num_top1_equal, token_mismatches, max_kl: of the rows sampled by both.
     """
 
@@ -68,6 +70,11 @@ def compare_steps(
         drifts += _compare_logits(record, twin, left, right, kind, dtype, outcome)
     elif len(left) != len(right):
         drifts.append(measure(kind, "sampled", np.array(left), np.array(right), dtype))
+
+    def near_ties(logits: NDArray[Any], tokens: NDArray[Any], others: NDArray[Any]) -> bool:
+        return _flips_allowed(logits, tokens, others, kind, dtype)
+
+    drifts += compare_drafts(record, twin, kind, dtype, near_ties)
     bad = next((drift for drift in drifts if not is_ok(drift)), None)
     difference = None if bad is None else difference_of(record, twin, bad)
     return StepComparison(drifts=tuple(drifts), difference=difference, **outcome)

@@ -1,4 +1,4 @@
-"""The contracts of SPEC 12 that one step's record can be held against; and C17, C20, C21.
+"""The contracts of SPEC 12 that one step's record can be held against; and C17, C20, C21, C22.
 
 Owns their registry: which exist, what each costs, and the loop over them. A contract is a function
 from a `StepView` to violations; each group of them has a module of its own. What needs more than
@@ -15,6 +15,7 @@ from typing import Final
 
 from pcpbench.checks import (
     contract_dispatch,
+    contract_draft_model,
     contract_drafts,
     contract_microbatch,
     contract_partition,
@@ -67,6 +68,8 @@ CONTRACTS: Final = (
              contract_selection.check_selection),
     Contract("C21", "padding reaches no expert, every token exactly its own", "quick",
              contract_routing.check_routing),
+    Contract("C22", "passes of a draft model are given what is their own", "quick",
+             contract_draft_model.check_draft_model),
 )  # fmt: skip
 """Every contract that `check_step` knows, in the order of their ids."""
 

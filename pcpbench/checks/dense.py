@@ -102,12 +102,15 @@ class _Samples:
         """Prompt and generated tokens."""
         return [*self.prompt, *self.tokens]
 
-    def keep_known(self, vocab_size: int) -> None:
-        """Leave out positions that see a token outside the vocabulary; C7 names those."""
+    def keep_known(self, vocab_size: int, ahead: int) -> None:
+        """Leave out positions that see a token outside the vocabulary; C7 names those.
+
+        ahead: how many tokens past its own a position sees.
+        """
         tokens = self.all_tokens()
         bad = [place for place, token in enumerate(tokens) if not 0 <= token < vocab_size]
         end = bad[0] if bad else len(tokens)
-        self.rows = {position: row for position, row in self.rows.items() if position < end}
+        self.rows = {place: row for place, row in self.rows.items() if place + ahead < end}
 
 
 class DenseCheck:
@@ -117,6 +120,9 @@ class DenseCheck:
     are the arm's own: it is the teacher, or each arm feeds itself.
     """
 
+    tensor, ahead = "logits", 0
+    """What is compared, and how many tokens past its own a position sees."""
+
     def __init__(self, plan: ScenarioPlan, records: Sequence[StepRecord], dtype: str) -> None:
         self._dtype, self._arm = dtype, records[0].arm if records else ""
         self._scenario = plan.scenario
@@ -125,13 +131,14 @@ class DenseCheck:
         for step, record in zip(plan.steps, records, strict=False):
             self._observe(step, record)
         for found in self._samples.values():
-            found.keep_known(plan.vocab_size)
+            found.keep_known(plan.vocab_size, self.ahead)
         self._samples = {name: found for name, found in self._samples.items() if found.rows}
 
     @property
     def token_ids(self) -> list[list[int]]:
-        """The chosen requests' tokens: prompt and generated ones, up to the last position."""
-        return [found.all_tokens()[: max(found.rows) + 1] for found in self._samples.values()]
+        """The chosen requests' tokens: prompt and generated ones, as far as a position sees."""
+        tokens = [(found.all_tokens(), max(found.rows)) for found in self._samples.values()]
+        return [known[: last + 1 + self.ahead] for known, last in tokens]
 
     @property
     def positions(self) -> list[list[int]]:
@@ -148,7 +155,7 @@ class DenseCheck:
     def _compare(self, dense: Sequence[NDArray[np.float32]]) -> Iterator[Violation]:
         for (name, found), right in zip(self._samples.items(), dense, strict=True):
             left = np.stack([row for _, row in found.rows.values()])
-            drift = measure("partition", "logits", left, right, self._dtype)
+            drift = measure("partition", self.tensor, left, right, self._dtype)
             if is_ok(drift):
                 continue
             if drift.outcome == "shape_mismatch":
@@ -178,10 +185,10 @@ class DenseCheck:
             scenario=self._scenario,
             step=step,
             rank=None,
-            tensor="logits",
+            tensor=self.tensor,
             message=(
-                f"logits of request {name} at position {position} are not those of a dense forward "
-                f"over its {position + 1} tokens: {what}"
+                f"{self.tensor} of request {name} at position {position} are not those of a dense "
+                f"forward over its {position + 1 + self.ahead} tokens: {what}"
             ),
         )
 
@@ -202,9 +209,13 @@ class DenseCheck:
                 continue
             found.tokens = list(self._feed.of(name))
             first = len(found.prompt) + known - 1
-            for place, row in enumerate(rows[name][: len(found.tokens) - known]):
-                if row < len(record.logits):  # else the comparison of outputs names it
-                    found.rows[first + place] = step.index, record.logits[row]
+            self._keep(found, first, rows[name][: len(found.tokens) - known], record)
+
+    def _keep(self, found: _Samples, first: int, rows: list[int], record: StepRecord) -> None:
+        """Take in rows of logits that tokens were sampled from, at positions from `first` on."""
+        for place, row in enumerate(rows):
+            if row < len(record.logits):  # else the comparison of outputs names it
+                found.rows[first + place] = record.step, record.logits[row]
 
 
 def _rows(req_ids: Iterable[str]) -> dict[str, list[int]]:

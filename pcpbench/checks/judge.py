@@ -12,6 +12,7 @@ import numpy as np
 
 from pcpbench.checks import compare, kv, metrics
 from pcpbench.checks.candidates import candidate_violations
+from pcpbench.checks.contract_draft_model import draft_graph_violations
 from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
 from pcpbench.checks.drift import is_ok
 from pcpbench.checks.findings import StepView, non_finite_in, non_finite_text
@@ -99,6 +100,7 @@ class ScenarioJudge:
         self.ledger.keep(plan_violations(self.plan))
         for setup in self.setups.values():
             self.ledger.keep(candidate_violations(setup, self.plan))
+            self.ledger.keep(draft_graph_violations(setup, self.plan))
         for name, view in kv_views.items():
             self._writes.start(name, view, self.setups[name].world.size, tables.get(name))
         for name, changes in captures.items():

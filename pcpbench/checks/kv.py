@@ -25,13 +25,22 @@ SCOPES = ("written", "all")
 
 
 class CachePlace(NamedTuple):
-    """tensor: `kv_cache`, or `index_cache` for index keys. layer: whose."""
+    """tensor: `kv_cache`, or `index_cache` for index keys; a draft model's begin with `draft_`.
+
+    layer: whose.
+    """
 
     tensor: str
     layer: int
 
     def __str__(self) -> str:
-        return f"layer {self.layer}" + (" index cache" if self.tensor == "index_cache" else "")
+        whose = "draft layer" if self.is_draft else "layer"
+        return f"{whose} {self.layer}" + (" index cache" if "index" in self.tensor else "")
+
+    @property
+    def is_draft(self) -> bool:
+        """Whether it is a draft model's."""
+        return self.tensor.startswith("draft_")
 
 
 class KvView(Protocol):
@@ -59,12 +68,14 @@ class KvArrays:
     """A KvView over caches laid out as [rank][layer][num_blocks, block_size, width].
 
     groups: empty means that every cache belongs to KV group 0. num_layers: caches that are layers',
-    before those of index keys; None where all are.
+    before those of index keys; None where all are. num_drafts: caches at the end that are a draft
+    model's: of its layer's latents, then of its index keys.
     """
 
     arrays: Sequence[Sequence[NDArray[Any]]]
     groups: tuple[int, ...] = ()
     num_layers: int | None = None
+    num_drafts: int = 0
 
     @property
     def layer_groups(self) -> tuple[int, ...]:
@@ -77,6 +88,9 @@ class KvArrays:
 
     def place(self, layer: int) -> CachePlace:
         """Which cache that is: with 2 layers, 3 is the index cache of layer 1."""
+        behind = layer + self.num_drafts - (len(self.arrays[0]) if self.arrays else 0)
+        if behind >= 0 and self.num_drafts:
+            return CachePlace(("draft_kv_cache", "draft_index_cache")[behind], 0)
         if self.num_layers is None or layer < self.num_layers:
             return CachePlace("kv_cache", layer)
         return CachePlace("index_cache", layer - self.num_layers)
@@ -115,7 +129,7 @@ def compare_kv(
                 left, right = ours[1:], theirs[1:]
                 slots = None
             else:
-                slots = written_slots(expected, rank, group)
+                slots = written_slots(expected, rank, group, found.place(layer))
                 left, right = _rows(ours)[slots], _rows(theirs)[slots]
             place = found.place(layer)
             drift = measure(kind, place.tensor, left, right, dtype)
@@ -125,9 +139,16 @@ def compare_kv(
             yield KvDifference(rank, place.layer, drift, where)
 
 
-def written_slots(expected: StepExpectation, rank: int, group: int) -> IntArray:
-    """The slots that a step writes on one rank, in order, without PAD."""
+def written_slots(
+    expected: StepExpectation, rank: int, group: int, place: CachePlace | None = None
+) -> IntArray:
+    """The slots that a step writes on one rank, in order, without PAD.
+
+    place: which cache; into a draft model's own the passes behind its first one write, too.
+    """
     slots = expected.ranks[rank].slot_mappings[group]
+    if place is not None and place.is_draft and expected.draft is not None:
+        slots = np.concatenate([slots, expected.draft.slots[rank][:, group].ravel()])
     return np.unique(slots[slots != PAD])
 
 
@@ -163,6 +184,14 @@ def _span(step: StepPlan, scope: str) -> _Span:
         positions.append(np.arange(first, last, dtype=np.int64))
         owners.append(np.full(last - first, index, dtype=np.int64))
     return _Span(np.concatenate(owners), np.concatenate(positions), scope == "written")
+
+
+def _is_kept(span: _Span, step: StepPlan) -> NDArray[np.bool_]:
+    """Which positions in scope still count as computed after the step: not those of rejects."""
+    ends = [r.num_computed_tokens + r.num_scheduled_tokens - r.num_rejected_tokens
+            for r in step.scheduled]  # fmt: skip
+    kept: NDArray[np.bool_] = span.position < np.array(ends, dtype=np.int64)[span.owner]
+    return kept
 
 
 def _held(
@@ -226,12 +255,15 @@ def compare_kv_by_position(
 ) -> Iterator[KvDifference]:
     """Compare caches of any layout; `twin` is read on the first rank that holds a position.
 
-    Yields one entry a rank of `found` and layer. Requests in `exclude` are left out.
+    Yields one entry a rank of `found` and layer. Requests in `exclude` are left out, and of a draft
+    model's caches the positions of rejected drafts: what it writes there follows from its own
+    guesses, and the next step overwrites it.
     """
     arm, base = setups[arms[0]], setups[arms[1]]
     span = _span(step, scope)
     left_out = [i for i, request in enumerate(step.scheduled) if request.req_id in exclude]
-    asked = ~np.isin(span.owner, left_out)
+    wanted = ~np.isin(span.owner, left_out)
+    kept = _is_kept(span, step)
     for group in sorted(set(found.layer_groups)):
         ours = [_held(span, oracle, step, arm, r, group) for r in range(arm.world.size)]
         theirs = [_held(span, oracle, step, base, r, group) for r in range(base.world.size)]
@@ -239,6 +271,7 @@ def compare_kv_by_position(
             if its_group != group:
                 continue
             whole, known = _whole(twin, theirs, layer, len(span.owner))
+            asked = wanted & kept if found.place(layer).is_draft else wanted
             for rank, held in enumerate(ours):
                 if not asked[held.row].any():
                     continue

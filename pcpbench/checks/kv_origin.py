@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from pcpbench.checks.drift import FloatArray, widen
-from pcpbench.checks.kv import KvView, written_slots
+from pcpbench.checks.kv import CachePlace, KvView, written_slots
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_tables import PAD
 from pcpbench.checks.setup import ArmSetup
@@ -87,7 +87,7 @@ class KvOrigins:
                 if (rank, group) not in tenants:
                     num_slots = cache.shape[0] * cache.shape[1]
                     tenants[rank, group] = self._tenants(oracle, rank, group, num_slots)
-                self._look(step, expected, cache, twin, rank, layer, tenants[rank, group])
+                self._look(step, expected, cache, twin, rank, layer, place, tenants[rank, group])
                 if self.first is not None:
                     self.first = replace(self.first, tensor=place.tensor, layer=place.layer)
                     return
@@ -101,6 +101,7 @@ class KvOrigins:
         twin: KvView | None,
         rank: int,
         layer: int,
+        place: CachePlace,
         tenants: _Tenants,
     ) -> None:
         """The slots that changed and those that had to, in order."""
@@ -110,7 +111,7 @@ class KvOrigins:
             null = slice(cache.shape[1])  # there for dummy runs, as long as it stays finite
             changed[null] &= ~np.isfinite(_rows(cache, self.dtype)[null]).all(axis=1)
         else:
-            planned[written_slots(expected, rank, tenants.group)] = True
+            planned[written_slots(expected, rank, tenants.group, place)] = True
         slots = np.flatnonzero(changed | planned)
         found = _rows(cache, self.dtype)[slots]
         right, known = self._right(twin, layer, slots, tenants)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pcpbench.checks.oracle_drafts import DraftExpectation, expect_drafts
 from pcpbench.checks.oracle_partition import Row, rank_rows
 from pcpbench.checks.oracle_tables import PAD, RequestBook, TokenFeed, dcp_share
 from pcpbench.checks.selection import select
@@ -57,6 +58,7 @@ class StepExpectation:
     uniform_token_count: tokens of every request where all decode and agree, else None.
     selected [layers, num_tokens, topk]: positions that each token of the global batch attends to,
     rising, see `selection.select`; None for a model that attends to all.
+    draft: of the passes of a draft model; None without one.
     """
 
     num_tokens: int
@@ -67,6 +69,7 @@ class StepExpectation:
     uniform_token_count: int | None
     max_query_len: int
     selected: IntArray | None = None
+    draft: DraftExpectation | None = None
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,7 @@ class Oracle:
             uniform_token_count=uniform,
             max_query_len=max((r.num_scheduled_tokens for r in step.scheduled), default=0),
             selected=self._select(step, setup.index_tables, feed),
+            draft=expect_drafts(step, setup, self.plan, self.book, feed),
         )
 
     def _select(

@@ -205,7 +205,8 @@ class _PlanAudit:
         request.num_generated += share.num_output_tokens
         if request.num_generated > self._wanted(share.req_id):
             yield f"generates token {request.num_generated} of {self._wanted(share.req_id)}"
-        self._blocks.need(share.req_id, end)
+        ahead = end + self._plan.num_lookahead_tokens
+        self._blocks.need(share.req_id, max(end, min(ahead, self._plan.max_model_len)))
 
     def _wanted(self, req_id: str) -> int:
         return self._asked[req_id].max_tokens

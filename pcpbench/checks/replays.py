@@ -15,8 +15,10 @@ from pcpbench.checks.findings import StepView, changed_outputs, count_differing
 from pcpbench.checks.kv import written_slots
 from pcpbench.records import IntArray, StepRecord, Violation
 
-HANDED_OUT: Final[tuple[str, ...]] = ("hidden", "logits", "sampled")
-"""Outputs of a step. hidden holds until the arm's next forward pass; the others while held."""
+HANDED_OUT: Final[tuple[str, ...]] = ("hidden", "logits", "sampled", "draft_logits", "proposed")
+"""Outputs of a step. hidden holds until the arm's next forward pass; the others while held.
+
+The last two are a draft model's."""
 
 
 def compare_again(

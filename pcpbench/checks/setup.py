@@ -42,6 +42,19 @@ class ExpertSetup:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraftSetup:
+    """A draft model that runs behind the target model in each step.
+
+    num_steps: drafts that it proposes a request, one a pass. max_num_reqs: most requests of a pass.
+    captured: the graphs of its passes; None for an arm that captures none.
+    """
+
+    num_steps: int
+    max_num_reqs: int
+    captured: tuple[CapturedGraph, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class ArmSetup:
     """One arm as it was configured.
 
@@ -66,6 +79,7 @@ class ArmSetup:
     cannot be recomputed exactly.
     experts: None for a dense model, or where the target cannot tell what is routed.
     traits: where the target is known to differ from the contracts.
+    draft: None without a draft model.
     """
 
     name: str
@@ -85,6 +99,7 @@ class ArmSetup:
     index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
     experts: ExpertSetup | None = None
     traits: Traits = NO_TRAITS
+    draft: DraftSetup | None = None
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

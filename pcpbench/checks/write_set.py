@@ -141,7 +141,7 @@ class WriteSets:
         if view.expected is None:
             before[:block_size] = now[:block_size]  # the null block is there for dummy runs
         else:
-            slots = written_slots(view.expected, rank, group)
+            slots = written_slots(view.expected, rank, group, place)
             slots = slots[slots < len(now)]
             # Only in memory that nobody has used can a missing write be told from a repeated one.
             missing = slots[~(before[slots].any(axis=1) | now[slots].any(axis=1))]

@@ -25,6 +25,7 @@ from pcpbench.engine.dispatcher import (
     Dispatcher,
     build_candidates,
 )
+from pcpbench.engine.draft_runner import DraftRunner, Proposal
 from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import RankGroups, in_process_groups
 from pcpbench.engine.kept_inputs import KeptInputs
@@ -49,6 +50,7 @@ class StepOutput:
     counts: what each rank handed to dispatch. num_replays: graphs launched.
     drafts: the step's draft tokens, request after request. accepted: one entry a local rank, how
     many of them each request that samples accepted; both empty for a step without drafts.
+    proposal: what the draft model made of the step, None without one.
     """
 
     decision: Decision
@@ -59,6 +61,7 @@ class StepOutput:
     idle: bool = False
     drafts: tuple[int, ...] = ()
     accepted: tuple[Tensor, ...] = ()
+    proposal: Proposal | None = None
 
 
 class Engine:
@@ -107,9 +110,17 @@ class Engine:
         if taps:
             for worker in self.workers:
                 worker.add_taps()
+        self.drafts: DraftRunner | None = None
+        if config.has_draft_model:
+            self.drafts = DraftRunner(config, self.workers, shards, self.candidates.descriptors)
         self.address_book = AddressBook()
         register_buffers(self.address_book, self.workers, shards)
+        if self.drafts is not None:
+            self.drafts.register(self.address_book)
         self.graphs = None if backend is None else GraphManager(backend, self.address_book)
+        if self.drafts is not None and self.graphs is not None and backend is not None:
+            self.drafts.use_graphs(backend, self.address_book, self.graphs.pool)
+        self._local_hidden: list[Tensor] = []
         self._tokens: dict[str, list[int]] = {}
         self.before_forward: Callable[[], None] | None = None
 
@@ -142,6 +153,8 @@ class Engine:
         """Capture every candidate descriptor; nothing to do for an eager engine."""
         if self.graphs is not None:
             self.graphs.capture(self, self.candidates.descriptors, on_captured)
+        if self.drafts is not None:
+            self.drafts.capture(on_captured)
 
     def prepare_inputs_to_capture(self, descriptor: BatchExecutionDescriptor) -> list[Routine]:
         """Stage a fresh dummy batch on every rank; one forward coroutine each."""
@@ -216,7 +229,14 @@ class Engine:
             for worker, own in zip(self.workers, output.sampled, strict=True)
         ]
         known = tuple(count for count in accepted if count is not None)
-        return replace(output, tokens=fed, accepted=known)
+        return self._propose(replace(output, tokens=fed, accepted=known))
+
+    def _propose(self, output: StepOutput) -> StepOutput:
+        """Have the draft model draft behind a step that the requests have advanced by."""
+        if self.drafts is None:
+            return output
+        hidden = self._local_hidden
+        return replace(output, proposal=self.drafts.propose(output.decision.descriptor, hidden))
 
     def _find_drafts(self, plan: StepPlan) -> StepOutput:
         """Run a step until its drafts are those that the plan's acceptance asks for.
@@ -238,9 +258,11 @@ class Engine:
     def compute_again(self, output: StepOutput, plan: StepPlan) -> StepOutput:
         """Run the forward pass and sampling of the step just executed a second time.
 
-        On what its buffers hold; requests do not advance. For a step that computed something.
+        On what its buffers hold; requests do not advance. For a step that computed something. The
+        draft model drafts again, too.
         """
-        return replace(output, sampled=tuple(self._compute(output.decision.descriptor, plan)))
+        sampled = tuple(self._compute(output.decision.descriptor, plan))
+        return self._propose(replace(output, sampled=sampled))
 
     @torch.inference_mode()
     def replay_idle(
@@ -252,21 +274,27 @@ class Engine:
         on them. before_each: called before each replay. Labels without a graph are left out.
         """
         known = {descriptor.label: descriptor for descriptor in self.candidates.descriptors}
-        chosen = [known[label] for label in labels if label in known]
-        if self.graphs is None or not chosen:
+        replayed: list[str] = []
+        if self.graphs is None:
             return ()
         kept = [KeptInputs(worker) for worker in self.workers]
-        for descriptor in chosen:
-            for worker in self.workers:
-                self._stage(worker, descriptor)
-            before_each()
-            self.graphs.replay(descriptor)
+        for label in labels:
+            if label in known:
+                for worker in self.workers:
+                    self._stage(worker, known[label])
+                before_each()
+                self.graphs.replay(known[label])
+            elif self.drafts is None or not self.drafts.replay_idle(label, before_each):
+                continue
+            replayed.append(label)
         for inputs in kept:
             inputs.put_back()
-        return tuple(descriptor.label for descriptor in chosen)
+        return tuple(replayed)
 
     def _compute(self, descriptor: BatchExecutionDescriptor, plan: StepPlan) -> list[Sampled]:
         hidden = self._forward(descriptor)
+        if self.drafts is not None:
+            self._local_hidden = hidden
         return run_lockstep(
             [worker.sample(part, plan) for worker, part in zip(self.workers, hidden, strict=True)]
         )
@@ -311,7 +339,10 @@ class Engine:
         replays_before = self.num_replays
         self._forward(decision.descriptor)
         num_replays = self.num_replays - replays_before
-        return StepOutput(decision, counts, (), None, num_replays, idle=True)
+        output = StepOutput(decision, counts, (), None, num_replays, idle=True)
+        if self.drafts is None:
+            return output
+        return replace(output, proposal=self.drafts.idle(decision.descriptor))
 
     def _admit(self, plan: StepPlan) -> dict[str, list[int]]:
         """Tokens of every request that enters with this step, earlier outputs included."""

@@ -17,6 +17,7 @@ from pcpbench.capture import GraphManager
 from pcpbench.device.collectives import Meeting
 from pcpbench.device.graph import Graph
 from pcpbench.engine.dispatcher import BatchCounts, Decision, Dispatcher
+from pcpbench.engine.draft_runner import DraftRunner, Proposal
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.worker import Worker
 from pcpbench.modes import BatchExecutionDescriptor
@@ -47,12 +48,14 @@ class PhaseWatch:
 
     def __enter__(self) -> Self:
         engine = self._engine
-        self._kept = (engine.workers, engine.dispatcher, engine.graphs)
+        self._kept = (engine.workers, engine.dispatcher, engine.graphs, engine.drafts)
         workers = [_WatchedWorker(worker, self) for worker in engine.workers]
         engine.workers = cast("list[Worker]", workers)
         engine.dispatcher = cast(Dispatcher, _WatchedDispatcher(engine.dispatcher, self))
         if engine.graphs is not None:
             engine.graphs = cast(GraphManager, _WatchedGraphs(engine.graphs, self))
+        if engine.drafts is not None:
+            engine.drafts = cast(DraftRunner, _WatchedDrafts(engine.drafts, self))
         return self
 
     def __exit__(
@@ -61,7 +64,8 @@ class PhaseWatch:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._engine.workers, self._engine.dispatcher, self._engine.graphs = self._kept
+        engine = self._engine
+        engine.workers, engine.dispatcher, engine.graphs, engine.drafts = self._kept
 
     def timed(self, name: str, rank: int | None, call: Callable[[], Any]) -> Any:
         """Call, and keep when it began and ended, also where it raises."""
@@ -127,3 +131,11 @@ class _WatchedGraphs(_StandIn):
             self._watch.timed("launch", None, graph.replay)
 
         self._watch.timed("replay", None, lambda: self._inner.replay(descriptor, launch))
+
+
+class _WatchedDrafts(_StandIn):
+    """The draft model behind a step: all its passes on all ranks are one phase."""
+
+    def propose(self, *args: Any) -> Proposal:
+        found: Proposal = self._watch.timed("draft", None, lambda: self._inner.propose(*args))
+        return found

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pcpbench.engine.draft_model import DraftWorker
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.input_batch import InputBuffers
 from pcpbench.engine.kv_cache import NULL_BLOCK_ID
@@ -39,6 +40,9 @@ def poison_engine(engine: Engine, unread: Masks, kind: str) -> None:
     for worker, masks in zip(engine.workers, unread, strict=True):
         with torch.inference_mode():
             _poison_worker(worker, masks, kind)
+    for rank, masks in zip(engine.drafts.ranks if engine.drafts else (), unread, strict=False):
+        with torch.inference_mode():
+            _poison_draft(rank, masks)
     if engine.graphs is not None:
         fill = getattr(engine.graphs.pool, "poison", None)  # a device's own pool has no such door
         if fill is not None:
@@ -115,6 +119,16 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
             manager.input_block_tables[group].fill_(foreign)
             if manager.slot_mappings is not None:
                 manager.slot_mappings[group].fill_(wrong_slot)
+
+
+def _poison_draft(rank: DraftWorker, masks: Sequence[NDArray[np.bool_]]) -> None:
+    """What the passes of a draft model read is written for each of them; its caches are above."""
+    _poison_buffers(rank.input_buffers, rank.worker)
+    for group, mask in enumerate(masks):
+        block_size = rank.worker.block_tables.block_sizes[group]
+        foreign = _foreign_block(mask, block_size)
+        rank.input_block_tables[group].fill_(foreign)
+        rank.slot_mappings[group].fill_(_wrong_slot(mask, foreign, block_size))
 
 
 @torch.inference_mode()

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pcpbench.engine.dispatcher import BatchCounts
+from pcpbench.engine.draft_recorder import rank_drafts, step_drafts
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.microbatch_recorder import record_microbatches
 from pcpbench.engine.worker import Sampled, Worker
@@ -38,12 +39,15 @@ def record_step(
     outputs = output.sampled or (None,) * len(engine.workers)
     accepted = output.accepted or (None,) * len(engine.workers)
     ranks = tuple(
-        _rank_record(worker, descriptor, counts, sampled, verified)
-        for worker, counts, sampled, verified in zip(
-            engine.workers, output.counts, outputs, accepted, strict=True
+        _rank_record(
+            worker, descriptor, counts, sampled, verified, rank_drafts(output.proposal, index)
+        )
+        for index, (worker, counts, sampled, verified) in enumerate(
+            zip(engine.workers, output.counts, outputs, accepted, strict=True)
         )
     )
     empty = np.zeros((0, 0), dtype=np.float32)
+    moved_by_drafts = () if output.proposal is None else output.proposal.address_changes
     first = output.sampled[0] if output.sampled else None
     return StepRecord(
         arm=arm,
@@ -56,10 +60,11 @@ def record_step(
         sampled=np.zeros(0, dtype=np.int64) if first is None else _host(first.tokens),
         logits=empty if first is None else _wide(first.logits),
         hidden=empty if first is None else _wide(first.hidden),
-        address_changes=address_changes,
+        address_changes=address_changes + moved_by_drafts,
         idle=output.idle,
         num_replays=output.num_replays,
         draft_tokens=np.array(output.drafts, dtype=np.int64) if output.drafts else None,
+        **step_drafts(output.proposal),
     )
 
 
@@ -83,6 +88,7 @@ def _rank_record(
     counts: BatchCounts,
     sampled: Sampled | None,
     accepted: Tensor | None,
+    drafts: dict[str, Any],
 ) -> RankRecord:
     batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
     assert batch is not None
@@ -127,6 +133,7 @@ def _rank_record(
         selected=_selected(worker),
         routing=tuple(_routing(worker)),
         **record_microbatches(worker),
+        **drafts,
     )
 
 

@@ -89,12 +89,13 @@ class Scheduler:
         kv_groups: Sequence[KVGroup] = ONE_GROUP,
         dcp_size: int = 1,
         num_speculative_tokens: int = 0,
+        num_lookahead_tokens: int = 0,
         accepts: Callable[[Request, int], int] = lambda request, num_drafts: num_drafts,
         drafts: Callable[[Request, int], int] | None = None,
     ) -> None:
         """dcp_size: ranks that share the positions of a sharded KV group.
 
-        num_speculative_tokens: draft tokens of a decode.
+        num_speculative_tokens: draft tokens of a decode. num_lookahead_tokens: see ScenarioPlan.
 
         accepts: how many of its draft tokens a request accepts in its next step. drafts: how many a
         request verifies in the step of this index; all by default.
@@ -103,7 +104,7 @@ class Scheduler:
         self.groups_and_spans = tuple(
             (group, group.span(limits.block_size, dcp_size)) for group in kv_groups
         )
-        self._accepts = accepts
+        self._accepts, self._num_lookahead_tokens = accepts, num_lookahead_tokens
         self._drafts = drafts or (lambda request, index: num_speculative_tokens)
         self._pool = BlockPool(limits.num_blocks)
         self._waiting: deque[Request] = deque()
@@ -231,7 +232,10 @@ class Scheduler:
 
     def _missing_blocks(self, request: Request, num_tokens: int) -> list[int]:
         """Blocks to get, one number a group; span 16, 15 computed + 2 scheduled: 2 - 1 = 1."""
-        num_positions = request.num_computed_tokens + num_tokens
+        num_positions = min(
+            request.num_computed_tokens + num_tokens + self._num_lookahead_tokens,
+            self._limits.max_model_len,
+        )
         needed = [blocks_for(num_positions, span) for _, span in self.groups_and_spans]
         if not request.block_ids:
             return needed
@@ -287,6 +291,7 @@ def make_plan(
     kv_groups: Sequence[KVGroup] = ONE_GROUP,
     num_speculative_tokens: int = 0,
     dynamic_spec: str = "off",
+    num_lookahead_tokens: int = 0,
 ) -> ScenarioPlan:
     """All steps of a scenario; a limit that is given wins over the scenario's own.
 
@@ -297,7 +302,8 @@ def make_plan(
     one pool: no two groups ever hold the same id. The last step is idle and hands back the requests
     that finished before it, so a worker ends empty. num_speculative_tokens: draft tokens that every
     decode verifies; the token budget is raised where it has no room for them. dynamic_spec: whether
-    decodes verify fewer of them (`acceptance.num_drafts`). Raises UsageError for
+    decodes verify fewer of them (`acceptance.num_drafts`). num_lookahead_tokens: positions that a
+    draft model needs behind those of a step (see ScenarioPlan). Raises UsageError for
     limits that exclude each other and for a request that could never finish under them.
     """
     query_len = 1 + num_speculative_tokens
@@ -320,7 +326,7 @@ def make_plan(
             limits,
             dcp_size,
             kv_groups,
-            num_speculative_tokens,
+            num_speculative_tokens + num_lookahead_tokens,
         )
         if problem is not None:
             raise UsageError(
@@ -332,6 +338,7 @@ def make_plan(
         kv_groups=kv_groups,
         dcp_size=dcp_size,
         num_speculative_tokens=num_speculative_tokens,
+        num_lookahead_tokens=num_lookahead_tokens,
         accepts=lambda request, count: num_accepted(
             scenario.name, request.req_id, request.num_output_tokens, count, seed
         ),
@@ -360,6 +367,7 @@ def make_plan(
         arrivals_s={spec.req_id: spec.arrival_s for spec in specs},
         requests=tuple(_asked(scenario, vocab_size, seed)),
         sliding_windows=_windows(kv_groups),
+        num_lookahead_tokens=num_lookahead_tokens,
     )
 
 

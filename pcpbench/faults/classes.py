@@ -68,6 +68,9 @@ CLASSES: Final[dict[str, FaultClass]] = {
                       ("vllm-ascend 16049", "vllm 37865")),
     "K40": FaultClass("a KV group is given another one's blocks, shards or window",
                       ("vllm 42273", "vllm 30887", "sglang 25834")),
+    "K41": FaultClass("a draft model's pass is given what is not its own",
+                      ("sglang 18647", "sglang 22958", "sglang 26880", "vllm 50391",
+                       "vllm 55055")),
 }  # fmt: skip
 
 PCP: Final = Setting()
@@ -107,6 +110,7 @@ def shipped(
         max_dcp=max_dcp,
         needs_microbatch=setting.microbatch,
         needs_dynamic_spec=setting.dynamic_spec != "off",
+        needs_draft_model=setting.draft_model != "planned",
         needs_kv_groups=len(model_shape(setting.model).kv_groups) > 1,
         needs_sparse=model_shape(setting.model).is_sparse,
         needs_dcp_backend=None if setting.dcp_backend == "ag_rs" else setting.dcp_backend,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from pcpbench.config import DCP_BACKENDS, PRESETS
+from pcpbench.config import DCP_BACKENDS, DRAFT_MODELS, PRESETS
 from pcpbench.errors import ScenarioError
 from pcpbench.faults.fault import PADDING_DRIFT, PARTITION_DRIFT, Fault, Setting
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
@@ -26,6 +26,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "checks": ("quick", "full"),
     "model": PRESETS,
     "dcp_backend": DCP_BACKENDS,
+    "draft_model": DRAFT_MODELS,
 }
 """What a setting may say, where a word is asked for."""
 

@@ -42,7 +42,8 @@ class Setting:
     default ones. checks: `full` for what only second replays or poisoned runs show. spec_tokens:
     draft tokens of a decode. microbatch: whether steps are cut into microbatches. model: a preset.
     dynamic_spec: whether decodes verify fewer drafts, as on the command line. dcp_backend: how
-    partial attention is merged. expert_parallel, all2all_backend: as on the command line.
+    partial attention is merged. expert_parallel, all2all_backend, draft_model: as on the command
+    line.
     """
 
     pcp: int = 2
@@ -60,6 +61,7 @@ class Setting:
     dcp_backend: str = "ag_rs"
     expert_parallel: bool = False
     all2all_backend: str | None = None
+    draft_model: str = "planned"
 
     @property
     def world(self) -> str:
@@ -68,10 +70,7 @@ class Setting:
         parts = [f"{name} {size}" for name, size in sizes if size > 1]
         if self.dcp > 1 and self.interleave > 1:
             parts.append(f"interleave {self.interleave}")
-        if self.spec_tokens:
-            parts.append(f"spec-tokens {self.spec_tokens}")
-        if self.dynamic_spec != "off":
-            parts.append(f"dynamic-spec {self.dynamic_spec}")
+        parts += self._drafts()
         if self.microbatch:
             parts.append("microbatch")
         if self.model != "tiny":
@@ -86,6 +85,14 @@ class Setting:
         if self.checks != "quick":
             parts.append(f"--check {self.checks}")
         return " ".join(parts) or "one rank"
+
+    def _drafts(self) -> Iterator[str]:
+        if self.spec_tokens:
+            yield f"spec-tokens {self.spec_tokens}"
+        if self.dynamic_spec != "off":
+            yield f"dynamic-spec {self.dynamic_spec}"
+        if self.draft_model != "planned":
+            yield f"draft-model {self.draft_model}"
 
 
 class Site:
@@ -183,9 +190,9 @@ class Fault:
     PARTITION_DRIFT, PADDING_DRIFT) of which at least one must be found; empty for an entry that
     must not be reported. setting: the smallest world and the scenario that trigger it.
     min_pcp, min_tp, min_dcp, max_pcp, max_dcp, min_spec_tokens, needs_microbatch, needs_kv_groups,
-    needs_dynamic_spec, needs_sparse, needs_dcp_backend, needs_experts: what a setting must have for
-    the fault to exist; a model with several KV groups, draft tokens that vary in number, sparse
-    attention. needs_backend: expert parallelism with this one.
+    needs_dynamic_spec, needs_draft_model, needs_sparse, needs_dcp_backend, needs_experts: what a
+    setting must have for the fault to exist; a model with several KV groups, draft tokens that vary
+    in number, sparse attention. needs_backend: expert parallelism with this one.
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
@@ -207,6 +214,7 @@ class Fault:
     needs_microbatch: bool = False
     needs_kv_groups: bool = False
     needs_dynamic_spec: bool = False
+    needs_draft_model: bool = False
     needs_sparse: bool = False
     needs_dcp_backend: str | None = None
     needs_experts: bool = False
@@ -226,13 +234,24 @@ class Fault:
             return f"needs pcp {self.max_pcp} or less"
         if self.max_dcp is not None and setting.dcp > self.max_dcp:
             return f"needs dcp {self.max_dcp} or less"
-        if setting.spec_tokens < self.min_spec_tokens:
-            return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_microbatch and not setting.microbatch:
             return "needs --microbatch"
+        lacks = self._lacks_drafts(setting) or self._lacks_attention(setting)
+        return lacks or self._lacks_experts(setting)
+
+    def _lacks_drafts(self, setting: Setting) -> str:
+        if setting.spec_tokens < self.min_spec_tokens:
+            return f"needs spec-tokens {self.min_spec_tokens} or more"
         if self.needs_dynamic_spec and setting.dynamic_spec == "off":
             return "needs --dynamic-spec"
-        return self._lacks_attention(setting) or self._lacks_experts(setting)
+        if self.needs_draft_model and setting.draft_model == "planned":
+            return "needs --draft-model mtp"
+        if setting.draft_model == "planned":
+            return ""
+        if setting.microbatch:
+            return "has a draft model, which runs without --microbatch"
+        several = len(model_shape(setting.model).kv_groups) > 1
+        return "has a draft model, which needs a model with one KV group" if several else ""
 
     def _lacks_attention(self, setting: Setting) -> str:
         shape = model_shape(setting.model)

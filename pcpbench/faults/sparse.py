@@ -95,6 +95,23 @@ def keys_as_gathered(site: Site) -> None:
     site.wrap(prefill_keys, "_from_cache", faulty)
 
 
+def keys_behind_own_share(site: Site) -> None:
+    """Keys of a prefill are looked for behind the own shares of those before it, not behind the
+    largest, to which all ranks pad."""
+
+    def faulty(original: Callable[..., Any], prefills: Any, batch: Any, tables: Any) -> Any:
+        slots, index = original(prefills, batch, tables)
+        lengths, size, interleave = prefills.length, tables.cp_size, tables.cp_interleave
+        largest = dcp_local_lens(lengths, size, 0, interleave)
+        missing = largest - dcp_local_lens(lengths, size, tables.cp_rank, interleave)
+        shift = (missing.cumsum() - missing).repeat(lengths)
+        if shift.any():
+            site.hit()
+        return slots, index - torch.from_numpy(shift).to(index.device)
+
+    site.wrap(prefill_keys, "_from_cache", faulty)
+
+
 def half_without_decodes_goes_ahead(site: Site) -> None:
     """A microbatch without decodes leaves out the meetings that decodes have."""
 
@@ -280,6 +297,9 @@ FAULTS: Final = (
             "number.", share_of_own_rank, "C11", setting=CONTEXT),
     shipped("K26", "gathered-keys-in-rank-order", "Gathered keys stay in the order of ranks, not "
             "of positions.", keys_as_gathered, "C20", setting=CHUNKS),
+    shipped("K26", "gathered-keys-behind-own-share", "Keys of a prefill are looked for behind a "
+            "rank's own shares of those before it.", keys_behind_own_share, PARTITION_DRIFT,
+            setting=CONTEXT),
     shipped("K27", "half-without-decodes-goes-ahead", "A microbatch without decodes leaves out "
             "their collectives, and reads KV before it is written.",
             half_without_decodes_goes_ahead, "C11", "C20", PARTITION_DRIFT, setting=HALVES),

@@ -21,6 +21,7 @@ from pcpbench.model.decoder import DecoderLayer, MLADecoder
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.moe import MoE
+from pcpbench.model.mtp import MTPModule
 from pcpbench.model.presets import SLIDING, ModelShape
 from pcpbench.records import IndexTable, IndexTables
 
@@ -40,27 +41,87 @@ def dense_logits(
     """
     if model.tp_size > 1:
         raise ValueError(f"the model holds 1 of {model.tp_size} shares of the weights: use tp 1")
-    lengths = [len(tokens) for tokens in token_ids]
-    flat = [token for tokens in token_ids for token in tokens]
-    device = model.embedding.device
-    x = model.embedding[torch.tensor(flat, dtype=torch.int64, device=device)].float()
-    places = torch.cat([torch.arange(length, dtype=torch.float64) for length in lengths])
-    angles = _angles(places.to(device), model.shape)
+    x = _decoder(model, token_ids)
+    return _logits(_norm(x, model.norm, model.shape), model, token_ids, positions)
+
+
+@torch.inference_mode()
+def dense_draft_logits(
+    module: MTPModule, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Logits of a draft model's first pass behind some positions of whole sequences.
+
+    token_ids: sequences, each from position 0 on, that end with the token behind the last position.
+    positions: which of each to return logits of. One float32 [len(positions), vocab] a sequence.
+    Raises ValueError as `dense_logits` does.
+    """
+    model, shape = module.target, module.shape
+    if model.tp_size > 1:
+        raise ValueError(f"the model holds 1 of {model.tp_size} shares of the weights: use tp 1")
+    heads, behind = [tokens[:-1] for tokens in token_ids], [tokens[1:] for tokens in token_ids]
+    hidden = _norm(_decoder(model, heads), model.norm, model.shape)
+    joined = (
+        _norm(_embedded(model, behind), module.embedding_norm, shape),
+        _norm(hidden, module.hidden_norm, shape),
+    )
+    x = torch.cat(joined, -1) @ module.proj.float()
+    x = _layer(x, module.layer, shape, _places(behind, x.device, shape), behind)
+    return _logits(_norm(x, module.norm, shape), model, behind, positions)
+
+
+def _decoder(model: MLADecoder, token_ids: Sequence[Sequence[int]]) -> Tensor:
+    """Hidden states of all layers, not yet normed, [T, hidden]."""
+    x = _embedded(model, token_ids)
+    angles = _places(token_ids, x.device, model.shape)
     for layer in model.layers:
         assert isinstance(layer, DecoderLayer)
-        normed = _norm(x, layer.input_norm, model.shape)
-        chosen = _chosen(layer.attention, token_ids, model.shape, device)
-        x = x + _attention(normed, layer.attention, model.shape, angles, lengths, chosen)
-        normed = _norm(x, layer.post_norm, model.shape)
-        if isinstance(layer.mlp, MoE):
-            x = x + _experts(normed, layer.mlp, model.shape)
-        else:
-            x = x + _gated(normed, layer.mlp.w_gate_up, layer.mlp.w_down)
+        x = _layer(x, layer, model.shape, angles, token_ids)
+    return x
+
+
+def _embedded(model: MLADecoder, token_ids: Sequence[Sequence[int]]) -> Tensor:
+    flat = [token for tokens in token_ids for token in tokens]
+    index = torch.tensor(flat, dtype=torch.int64, device=model.embedding.device)
+    return model.embedding[index].float()
+
+
+def _places(token_ids: Sequence[Sequence[int]], device: torch.device, shape: ModelShape) -> Tensor:
+    """The angles of sequences that all begin at position 0; see `_angles`."""
+    places = [torch.arange(len(tokens), dtype=torch.float64) for tokens in token_ids]
+    return _angles(torch.cat(places).to(device), shape)
+
+
+def _layer(
+    x: Tensor,
+    layer: DecoderLayer,
+    shape: ModelShape,
+    angles: Tensor,
+    token_ids: Sequence[Sequence[int]],
+) -> Tensor:
+    """x: [T, hidden]; token_ids: those that indexers look up, one a row of x."""
+    normed = _norm(x, layer.input_norm, shape)
+    chosen = _chosen(layer.attention, token_ids, shape, x.device)
+    lengths = [len(tokens) for tokens in token_ids]
+    x = x + _attention(normed, layer.attention, shape, angles, lengths, chosen)
+    normed = _norm(x, layer.post_norm, shape)
+    if isinstance(layer.mlp, MoE):
+        return x + _experts(normed, layer.mlp, shape)
+    return x + _gated(normed, layer.mlp.w_gate_up, layer.mlp.w_down)
+
+
+def _logits(
+    hidden: Tensor,
+    model: MLADecoder,
+    token_ids: Sequence[Sequence[int]],
+    positions: Sequence[Sequence[int]],
+) -> list[Tensor]:
+    """Of normed hidden states [T, hidden] the logits of some positions of each sequence."""
+    lengths = [len(tokens) for tokens in token_ids]
     asked = [
-        part[torch.tensor(wanted, dtype=torch.int64, device=device)]
-        for part, wanted in zip(x.split_with_sizes(lengths), positions, strict=True)
+        part[torch.tensor(wanted, dtype=torch.int64, device=hidden.device)]
+        for part, wanted in zip(hidden.split_with_sizes(lengths), positions, strict=True)
     ]
-    logits = _norm(torch.cat(asked), model.norm, model.shape) @ model.lm_head.float()
+    logits = torch.cat(asked) @ model.lm_head.float()
     return list(logits.split_with_sizes([len(wanted) for wanted in positions]))
 
 

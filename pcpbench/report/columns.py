@@ -67,6 +67,7 @@ SETTINGS: Final = (
     Column("device", "", "device that all ranks share"),
     Column("num_speculative_tokens", "", "draft tokens that a decode verifies"),
     Column("dynamic_spec", "", "whether it verifies fewer: `off`, by `step` or by `request`"),
+    Column("draft_model", "", "who drafts: `planned`, or an `mtp` module proposes drafts as well"),
 )
 
 SUMMARY: Final = (
@@ -194,7 +195,8 @@ DRIFT: Final = (
     Column("twin", "", "arm that it is measured from"),
     Column("layer", "", "of a `kv_cache`; empty for what lies behind the last layer"),
     Column("tensor", "", "`kv_cache` (positions that the step wrote, in the last step all of its "
-           "requests'; a capture pair: the whole cache), `hidden`, `logits` or `sampled`"),
+           "requests'; a capture pair: the whole cache), `hidden`, `logits` or `sampled`; a draft "
+           "model's: `draft_kv_cache`, `draft_logits`, `proposed`"),
     Column("outcome", "", "worst outcome over the ranks; the next columns are of that rank"),
     Column("num_elements", "", "values compared"),
     Column("num_mismatched", "", "values that differ"),
@@ -209,7 +211,8 @@ PHASES: Final = (
     Column("step", "", "step of the scenario, from 0"),
     Column("rank", "", "whose phase; empty for what is done for all ranks at once"),
     Column("phase", "", "`step`, or a part of it: `update_states`, `prepare_inputs`, `dispatch`, "
-           "`prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`"),
+           "`prepare_attention`, `forward`, `replay`, `launch`, `sample`, `post_update`, "
+           "`draft`"),
     Column("start_ms", "ms", "since the traced pass of the scenario began"),
     Column("duration_ms", "ms", "how long it took, clock reads included"),
 )  # fmt: skip

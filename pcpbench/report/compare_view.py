@@ -132,6 +132,8 @@ def _compared(result: CompareResult) -> str:
         sizes += f", experts by {settings['all2all_backend']}"
     if settings.get("dynamic_spec", "off") != "off":
         sizes += f" (dynamic by {settings['dynamic_spec']})"
+    if settings.get("draft_model", "planned") != "planned":
+        sizes += f" (draft model {settings['draft_model']})"
     sizes += ", microbatches" if settings.get("enable_dbo") else ""
     settings = {**settings, "device": result.environment.device}
     keys = ("model", "dtype", "device", "backend", "feed")

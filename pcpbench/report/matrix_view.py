@@ -45,9 +45,10 @@ def print_matrix_verdict(result: MatrixResult, console: Console) -> None:
     facts.add_all("Faults", left_out)
     add_notices(facts, result.notices)
     settings = result.settings
+    scenarios = units.count(len(settings.get("scenarios", ())), "scenario")
     facts.add(
         "Each cell",
-        f"compare full full_and_piecewise, {len(settings.get('scenarios', ()))} scenarios, "
+        f"compare full full_and_piecewise, {scenarios}, "
         f"--check {settings.get('checks')}, {settings.get('dtype')}, {result.environment.device}, "
         "untimed",
         style="dim",

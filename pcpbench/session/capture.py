@@ -47,7 +47,8 @@ def run_capture(request: CaptureRequest) -> int:
         with CaptureFiles(request.out, settings=settings, environment=environment) as files:
             arm = target.build(request.mode, config, replays=True)
             with make_progress() as progress:
-                progress.start(f"capturing {request.mode}", len(arm.candidates), "graphs")
+                num_graphs = len(arm.candidates) + arm.num_draft_graphs
+                progress.start(f"capturing {request.mode}", num_graphs, "graphs")
 
                 def on_captured(graph: CapturedGraph) -> None:
                     files.add_graph(graph)
@@ -58,7 +59,7 @@ def run_capture(request: CaptureRequest) -> int:
             unused = () if request.options.requested_sizes is None else arm.notices
             result = CaptureResult(
                 mode=request.mode,
-                graphs=arm.captured,
+                graphs=(*arm.captured, *arm.draft_captured),
                 addresses=arm.addresses,
                 pool_bytes=arm.pool_bytes,
                 settings=settings,

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 import torch
 
-from pcpbench.config import DTYPES, DYNAMIC_SPEC, PRESETS
+from pcpbench.config import DRAFT_MODELS, DTYPES, DYNAMIC_SPEC, PRESETS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.errors import UsageError
 from pcpbench.fault_results import CleanResult, CleanRun
+from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.report.clean_view import print_clean
 from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
@@ -104,6 +105,8 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(f"--spec-tokens {options.spec_tokens}")
         if options.dynamic_spec != "off":
             parts.append(f"--dynamic-spec {options.dynamic_spec}")
+        if options.draft_model != DRAFT_MODELS[0]:
+            parts.append(f"--draft-model {options.draft_model}")
         if options.microbatch:
             parts.append("--microbatch")
         if options.expert_parallel:
@@ -139,7 +142,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     pair of arms and feed, with and without microbatches and experts, as often as any other (give or
     take one), combined by chance, each with a seed of its own. So are numbers of draft tokens where
     the feed is teacher-forced; the others run without. Where there are drafts their number varies
-    or not."""
+    or not, and a draft model proposes more or not, where one can run."""
     rng = np.random.default_rng(seed)
 
     def spread(count: int) -> list[int]:
@@ -152,10 +155,12 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
     drafts = spread(len(SPEC_TOKENS))
     cuts, dynamic = spread(2), spread(len(DYNAMIC_SPEC))
     experts = spread(len(EXPERTS))
+    models = spread(len(DRAFT_MODELS))
     return [
         Draw(
             scenario=names[scenarios[i]],
-            options=msgspec.structs.replace(
+            options=_with_draft_model(
+                DRAFT_MODELS[models[i]],
                 WORLDS[worlds[i]],
                 dtype=DTYPES[kinds[i]],
                 seed=int(seeds[i]),
@@ -171,6 +176,15 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
         )
         for i in range(num_runs)
     ]
+
+
+def _with_draft_model(draft_model: str, world: EngineOptions, **settings: Any) -> EngineOptions:
+    """The options of a run; with a draft model only where one can run, see EngineOptions.check."""
+    options = msgspec.structs.replace(world, **settings)
+    one_group = len(MODEL_SHAPES[options.preset].kv_groups) == 1
+    if not options.spec_tokens or options.microbatch or not one_group:
+        return options
+    return msgspec.structs.replace(options, draft_model=draft_model)
 
 
 def _with_experts(world: EngineOptions, settings: dict[str, Any] | None) -> dict[str, Any]:

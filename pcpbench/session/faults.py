@@ -98,6 +98,9 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
             setting = replace(setting, spec_tokens=self.spec_tokens)
         if self.microbatch:
             setting = replace(setting, microbatch=True)
+        several = len(model_shape(setting.model).kv_groups) > 1
+        if not setting.spec_tokens or setting.microbatch or several:  # none can run there
+            setting = replace(setting, draft_model="planned")
         names = self.scenarios or (setting.scenario,)
         return [replace(setting, scenario=name) for name in dict.fromkeys(names)]
 
@@ -375,6 +378,7 @@ def options_of(setting: Setting) -> EngineOptions:
         capture_sizes=setting.capture_sizes,
         spec_tokens=setting.spec_tokens,
         dynamic_spec=setting.dynamic_spec,
+        draft_model=setting.draft_model,
         microbatch=setting.microbatch,
         model=setting.model,
         dcp_backend=setting.dcp_backend,

@@ -41,6 +41,7 @@ def lacks_in(fault: Fault, options: EngineOptions) -> str:
         interleave=options.interleave,
         spec_tokens=options.spec_tokens,
         dynamic_spec=options.dynamic_spec,
+        draft_model=options.draft_model,
         microbatch=options.microbatch,
         model=options.preset,
         dcp_backend=options.dcp_backend,
@@ -176,4 +177,6 @@ def _flags(setting: Setting) -> str:
             flags += f" --all2all-backend {setting.all2all_backend}"
     if setting.dynamic_spec != "off":
         flags += f" --dynamic-spec {setting.dynamic_spec}"
+    if setting.draft_model != "planned":
+        flags += f" --draft-model {setting.draft_model}"
     return flags + (" --microbatch" if setting.microbatch else "")

@@ -28,6 +28,7 @@ from pcpbench.report.json_out import print_text
 from pcpbench.report.matrix_files import MatrixFiles, locked, matrix_json
 from pcpbench.report.matrix_view import print_matrix, print_matrix_verdict
 from pcpbench.report.progress import Progress, make_progress
+from pcpbench.report.units import count
 from pcpbench.session.matrix_cell import OUT_OF_TIME, CellRunner, Children, Stopped
 from pcpbench.session.matrix_faults import faults_for
 from pcpbench.session.matrix_resume import VERSIONS, kept_records, kept_settings
@@ -79,7 +80,11 @@ def run_matrix(request: MatrixRequest) -> int:
         files.write_tables(result(loop.records))
         deadline = None if request.max_time is None else start + request.max_time
         with make_progress() as progress:
-            loop.run(request.jobs, deadline, progress)
+            try:
+                loop.run(request.jobs, deadline, progress)
+            except (KeyboardInterrupt, SystemExit):
+                progress.say(f"finished cells stand: pcpbench matrix --resume {files.path} goes on")
+                raise
         ended = result(loop.records)
         files.finish(ended)
     _print(ended, request.json)
@@ -135,7 +140,8 @@ class MatrixLoop:
         """Run all cells that are left, at most `jobs` at once; no new one after the deadline."""
         left = deque(cell for cell in self._cells if cell.name not in self._done)
         if len(left) < len(self._cells):
-            progress.say(f"{len(self._cells) - len(left)} cells are finished from an earlier run")
+            kept = count(len(self._cells) - len(left), "cell")
+            progress.say(f"{kept} finished in an earlier run")
         progress.start("matrix", len(left), "cells")
         pending: dict[Future[CellRecord], Cell] = {}
         with ThreadPoolExecutor(jobs) as pool:

@@ -20,6 +20,8 @@ from pcpbench.report.manifest import NAME, SCHEMA_VERSION
 from pcpbench.report.matrix_files import CELLS
 
 VERSIONS: Final = "versions"
+START_NEW: Final = "start a new run"
+DROP_CELL: Final = "remove this file to run its cell again, or start a new run"
 _FLAGS: Final = {"spec_tokens": "--k", "checks": "--check"}
 
 
@@ -44,7 +46,7 @@ def kept_settings(request: MatrixRequest, versions: Mapping[str, str]) -> Matrix
     try:
         settings = msgspec.convert(stored, MatrixSettings)
     except msgspec.ValidationError as error:
-        raise _damaged(where / NAME, str(error)) from error
+        raise _damaged(where / NAME, str(error), START_NEW) from error
     for name, value in request.typed.items():
         if getattr(settings, name) != value:
             raise UsageError(
@@ -68,9 +70,9 @@ def kept_records(where: Path, settings: MatrixSettings) -> dict[str, CellRecord]
         try:
             record = msgspec.json.decode(path.read_bytes(), type=CellRecord)
         except (OSError, ValueError, RecursionError) as error:
-            raise _damaged(path, str(error)) from error
+            raise _damaged(path, str(error), DROP_CELL) from error
         if record.cell != cell:
-            raise _damaged(path, f"it is of {record.cell.name}")
+            raise _damaged(path, f"it is of {record.cell.name}", DROP_CELL)
         if record.outcome in FINISHED:
             kept[cell.name] = record
     return kept
@@ -88,7 +90,7 @@ def _manifest(where: Path) -> dict[str, Any]:
         command, version = found["command"], found["schema_version"]
         dict(found["settings"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _damaged(path, f"{type(error).__name__}: {error}") from error
+        raise _damaged(path, f"{type(error).__name__}: {error}", START_NEW) from error
     if command != "matrix":
         raise UsageError(
             f"--resume is {str(where)!r}, a run of pcpbench {command}: name one of pcpbench matrix."
@@ -102,11 +104,8 @@ def _manifest(where: Path) -> dict[str, Any]:
     return manifest
 
 
-def _damaged(path: Path, why: str) -> UsageError:
-    return UsageError(
-        f"{str(path)!r} is damaged ({why}): remove a cell's file to run that cell again, or start "
-        "a new run."
-    )
+def _damaged(path: Path, why: str, remedy: str) -> UsageError:
+    return UsageError(f"{str(path)!r} is damaged ({why}): {remedy}.")
 
 
 def _flag(name: str) -> str:

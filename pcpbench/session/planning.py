@@ -27,4 +27,5 @@ def plan_scenario(scenario: Scenario, options: EngineOptions) -> ScenarioPlan:
         seed=options.seed,
         num_speculative_tokens=options.spec_tokens,
         dynamic_spec=options.dynamic_spec,
+        num_lookahead_tokens=options.num_lookahead_tokens,
     )

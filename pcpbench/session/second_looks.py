@@ -11,7 +11,7 @@ from pcpbench.plan import StepPlan
 from pcpbench.records import StepRecord
 from pcpbench.session.replay_order import ReplayOrder
 from pcpbench.session.stand import kv_view
-from pcpbench.targets.protocol import Arm
+from pcpbench.targets.protocol import Arm, DraftingArm
 
 
 class SecondLooks:
@@ -34,7 +34,8 @@ class SecondLooks:
         arm.churn_memory()
         self._judge.observe_late(arm.record(step, self._scenario))
         self._run_again(arm, step, ())
-        captured = [graph.descriptor for graph in arm.captured]
+        drafts = arm.draft_captured if isinstance(arm, DraftingArm) else ()
+        captured = [graph.descriptor for graph in (*arm.captured, *drafts)]
         wanted = self._order.between(arm.label, record.descriptor.label, captured)
         between = arm.replay_idle(wanted)
         if not between:

@@ -32,6 +32,7 @@ def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[st
         "max_num_seqs": options.max_num_seqs,
         "num_speculative_tokens": options.spec_tokens,
         "dynamic_spec": options.dynamic_spec,
+        "draft_model": options.draft_model,
         "device": device,
         "backend": backend,
         "launcher": options.launcher,

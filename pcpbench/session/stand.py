@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from pcpbench.checks.kv import KvArrays
-from pcpbench.checks.setup import ArmSetup, ExpertSetup, Pair
+from pcpbench.checks.setup import ArmSetup, DraftSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
 from pcpbench.model.presets import model_shape
@@ -19,7 +19,7 @@ from pcpbench.plan import ScenarioPlan
 from pcpbench.records import IndexTables, Notice
 from pcpbench.request import EngineOptions, reference_config
 from pcpbench.session.ladder import ArmSpec, Ladder
-from pcpbench.targets.protocol import Arm, Target
+from pcpbench.targets.protocol import Arm, DraftingArm, Target
 
 
 @dataclass(frozen=True)
@@ -137,14 +137,18 @@ def _capture(arm: Arm) -> tuple[tuple[Change, ...], float]:
     arm.capture()
     seconds = time.perf_counter() - start
     after = kv_view(arm)
-    before = KvArrays(kv, arm.kv_groups, num_layers=arm.num_layers)
+    before = KvArrays(kv, arm.kv_groups, arm.num_layers, _num_draft_caches(arm))
     changes = changed_by_capture(before, after, tables, arm.block_tables())
     return tuple(changes), seconds
 
 
 def kv_view(arm: Arm) -> KvArrays:
     """An arm's caches as they are now."""
-    return KvArrays(arm.kv_caches(), arm.kv_groups, num_layers=arm.num_layers)
+    return KvArrays(arm.kv_caches(), arm.kv_groups, arm.num_layers, _num_draft_caches(arm))
+
+
+def _num_draft_caches(arm: Arm) -> int:
+    return arm.num_draft_caches if isinstance(arm, DraftingArm) else 0
 
 
 def _setup(
@@ -173,6 +177,19 @@ def _setup(
         index_tables=index_tables,
         experts=_experts(config),
         traits=arm.traits,
+        draft=_draft(config, arm, replays=spec.replays),
+    )
+
+
+def _draft(config: EngineConfig, arm: Arm, *, replays: bool) -> DraftSetup | None:
+    if not config.has_draft_model:
+        return None
+    captured = arm.draft_captured if replays and isinstance(arm, DraftingArm) else None
+    scheduler = config.scheduler_config
+    return DraftSetup(
+        num_steps=config.num_speculative_tokens,
+        max_num_reqs=min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens),
+        captured=captured,
     )
 
 

@@ -16,7 +16,7 @@ from functools import partial
 from pcpbench.device.clock import Clock, Kernels
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
-from pcpbench.targets.protocol import Arm
+from pcpbench.targets.protocol import Arm, DraftingArm
 
 Drafts = Sequence[Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | None
 """Draft tokens, one list a step: of all arms alike, or by label for arms that feed themselves."""
@@ -45,7 +45,7 @@ def time_arms(
     drafts: see Drafts; no time goes into making them. floor_repetitions: in how many repetitions,
     from the first on, floors are measured, since they take longer than the steps; None for all.
     """
-    with _no_collector():
+    with _no_collector(), _passes_forgotten(arms):
         kernels = record_kernels(arms, plan, forced, clock, on_step, drafts)
         timings = []
         for repetition in range(repetitions):
@@ -134,6 +134,19 @@ def drafts_at(drafts: Drafts, arm: Arm, number: int) -> Sequence[int] | None:
 
 def _in_turn(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
     return arms if number % 2 == 0 else list(reversed(arms))
+
+
+@contextmanager
+def _passes_forgotten(arms: Sequence[Arm]) -> Iterator[None]:
+    """Timed steps keep no copies of what draft passes read; nobody looks at them."""
+    drafting = [arm for arm in arms if isinstance(arm, DraftingArm)]
+    for arm in drafting:
+        arm.keep_draft_passes(False)
+    try:
+        yield
+    finally:
+        for arm in drafting:
+            arm.keep_draft_passes(True)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import Protocol
 import msgspec
 
 from pcpbench.checks.dense import DenseCheck
+from pcpbench.checks.dense_drafts import DraftDenseCheck
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.metrics import samples_of
@@ -26,7 +27,7 @@ from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
 from pcpbench.session.tracing import trace_arms
-from pcpbench.targets.protocol import Arm
+from pcpbench.targets.protocol import Arm, DraftingArm
 
 
 class Watcher(Protocol):
@@ -283,6 +284,18 @@ class Trial:
             self._notices.append(Notice(setting="check", message=message))
             return
         for violation in check.compare(dense):
+            self._judge.observe_failure(violation)
+        self._verify_dense_drafts(arm, mine)
+
+    def _verify_dense_drafts(self, arm: Arm, records: Sequence[StepRecord]) -> None:
+        """The same of a draft model's first pass, where one runs."""
+        if not isinstance(arm, DraftingArm) or not arm.num_draft_caches:
+            return
+        check = DraftDenseCheck(self.plan, records, self._dtype)
+        if not check.token_ids:
+            return
+        dense = arm.dense_draft_logits(check.token_ids, check.positions)
+        for violation in [] if dense is None else check.compare(dense):
             self._judge.observe_failure(violation)
 
     def _views(self) -> dict[str, KvArrays]:

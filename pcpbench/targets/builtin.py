@@ -16,7 +16,7 @@ from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import moved_buffers, record_step
-from pcpbench.model.dense import dense_logits, index_tables
+from pcpbench.model.dense import dense_draft_logits, dense_logits, index_tables
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
@@ -62,8 +62,29 @@ class BuiltinArm:
 
     @property
     def addresses(self) -> tuple[AddressUse, ...]:
-        """What those graphs read and write."""
-        return () if self.engine.graphs is None else tuple(self.engine.graphs.addresses)
+        """What those graphs read and write, the draft model's too."""
+        drafts = () if self.engine.drafts is None else self.engine.drafts.addresses
+        return () if self.engine.graphs is None else (*self.engine.graphs.addresses, *drafts)
+
+    @property
+    def draft_captured(self) -> tuple[CapturedGraph, ...]:
+        """Graphs of the draft model's passes."""
+        return () if self.engine.drafts is None else self.engine.drafts.captured
+
+    @property
+    def num_draft_graphs(self) -> int:
+        """Shapes of the draft model's passes that can be captured."""
+        return 0 if self.engine.drafts is None else self.engine.drafts.num_shapes
+
+    @property
+    def num_draft_caches(self) -> int:
+        """Caches at the end of each rank's that are the draft model's."""
+        return 0 if self.engine.drafts is None else len(self.engine.drafts.ranks[0].kv_caches)
+
+    def keep_draft_passes(self, keep: bool) -> None:
+        """Have steps keep what their draft passes read, or not."""
+        if self.engine.drafts is not None:
+            self.engine.drafts.keeps_passes = keep
 
     @property
     def pool_bytes(self) -> int:
@@ -182,6 +203,15 @@ class BuiltinArm:
         if model.tp_size > 1:
             return None
         return [part.cpu().numpy() for part in dense_logits(model, token_ids, positions)]
+
+    def dense_draft_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """The same of the draft model's first pass; None also where none runs."""
+        if self.engine.drafts is None or self.engine.drafts.modules[0].target.tp_size > 1:
+            return None
+        found = dense_draft_logits(self.engine.drafts.modules[0], token_ids, positions)
+        return [part.cpu().numpy() for part in found]
 
     def run_again(self, step: StepPlan, scenario: str) -> StepRecord | None:
         """Run the last step once more; None where it computed nothing."""

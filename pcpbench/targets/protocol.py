@@ -13,7 +13,7 @@ How long what a step hands out holds, whatever is allocated and freed meanwhile 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -171,6 +171,30 @@ class Arm(Protocol):
 
         kind: `nan` or `large`. Covers the next step only.
         """
+
+
+@runtime_checkable
+class DraftingArm(Protocol):
+    """What an arm offers besides, if a draft model can run behind its target model."""
+
+    @property
+    def num_draft_caches(self) -> int:
+        """How many of `kv_caches`, at the end, are the draft model's; 0 where none runs."""
+
+    @property
+    def draft_captured(self) -> tuple[CapturedGraph, ...]:
+        """Graphs of the draft model's passes."""
+
+    def dense_draft_logits(
+        self, token_ids: Sequence[Sequence[int]], positions: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]] | None:
+        """What `Arm.dense_logits` is, of the draft model's first pass; None also where none runs.
+
+        token_ids: sequences that end with the token behind the last position asked for.
+        """
+
+    def keep_draft_passes(self, keep: bool) -> None:
+        """Whether steps keep what their draft passes read, for `record`; timed ones need not."""
 
 
 class Target(Protocol):

@@ -92,7 +92,7 @@ def test_a_good_record_is_accepted(kit, sizes, index, shape):
 def test_ids_are_unique_and_in_order():
     ids = [contract.id for contract in CONTRACTS]
     first = ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8"]
-    assert ids == [*first, "C10", "C11", "C12", "C17", "C20", "C21"]
+    assert ids == [*first, "C10", "C11", "C12", "C17", "C20", "C21", "C22"]
     assert {contract.cost for contract in CONTRACTS} <= {"quick", "full"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -490,3 +491,19 @@ def test_a_plan_says_what_its_scenario_asks_for_whatever_became_of_it(monkeypatc
     lost = make_plan(made, vocab_size=64)
     assert lost.requests == plan.requests
     assert not any(step.new_requests for step in lost.steps)
+
+
+def test_blocks_for_a_draft_model_are_there_before_it_writes_and_not_past_the_limit() -> None:
+    made = scenario(entry(14, 12), entry(5, 9), limits=Limits(max_model_len=30, block_size=4))
+    plan = make_plan(made, vocab_size=50, num_speculative_tokens=3, num_lookahead_tokens=2)
+    assert plan.num_lookahead_tokens == 2
+    assert list(plan_violations(plan)) == []
+    held: dict[str, int] = {}
+    for step in plan.steps:
+        for req_id, (ids,) in step.new_block_ids.items():
+            held[req_id] = held.get(req_id, 0) + len(ids)
+        for share in step.scheduled:
+            end = share.num_computed_tokens + share.num_scheduled_tokens
+            assert held[share.req_id] == -(-min(end + 2, 30) // 4)
+    without = msgspec.structs.replace(plan, num_lookahead_tokens=0)
+    assert "only" in next(plan_violations(without)).message

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import pairwise
 
+import numpy as np
 import pytest
 
 from pcpbench.config import DEFAULT_CAPTURE_SIZES
 from pcpbench.engine.scheduler import make_plan
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.model.presets import TINY_SWA
+from pcpbench.pcp_partition import row_grid
 from pcpbench.plan import ScenarioPlan, ScheduledRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 
@@ -424,6 +426,39 @@ def test_prefill_contexts_end_at_every_border(dcp_size: int, interleave: int) ->
     wanted = {0, 1, i - 1, i, i + 1, d * i - 1, d * i, d * i + 1}
     assert wanted <= contexts
     assert i == 1 or any(0 < context <= i for context in contexts), "a rank that owns none of it"
+
+
+@pytest.mark.parametrize(("dcp_size", "interleave"), [(2, 1), (2, 2), (2, 4), (4, 2), (4, 4)])
+def test_a_prompt_comes_behind_unequal_shares_of_a_context(dcp_size: int, interleave: int) -> None:
+    lap, found = dcp_size * interleave, 0
+    for step in plan_of("s13-prefill-context").steps:
+        prefills = [s for s in step.scheduled if s.num_computed_tokens < s.prefill_len]
+        lengths = [s.num_computed_tokens + s.num_scheduled_tokens for s in prefills]
+        if len(prefills) > 1 and prefills[0].num_computed_tokens:
+            found += lengths[0] % lap != 0
+    assert found == 3, "whose shares are counted decides where the second one's keys lie"
+
+
+def test_dummy_steps_follow_one_decode_and_two() -> None:
+    steps = plan_of("s3-idle-and-reuse").steps
+    before = [a for a, b in pairwise(steps) if b.idle and not a.idle]
+    # After one, all slots but the first are PAD anyway: a dummy step that resets no more passes.
+    assert {len(step.scheduled) for step in before} == {1, 2}
+
+
+def test_some_steps_are_large_enough_to_be_cut_together_and_on_no_rank() -> None:
+    """Of two ranks: whoever counts the tokens of all cuts these, and must not (C12)."""
+    found = set()
+    for step in plan_of("s16-microbatch-cut").steps:
+        lengths = [share.num_scheduled_tokens for share in step.scheduled]
+        phases = [share.num_computed_tokens < share.prefill_len for share in step.scheduled]
+        if not lengths:
+            continue
+        grid = row_grid(np.array(lengths), np.array(phases), 2, True, False)
+        least = 4 if any(phases) else 2
+        if sum(lengths) >= least > grid.tokens_per_rank().max():
+            found.add(any(phases))
+    assert found == {False, True}
 
 
 def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:

@@ -32,6 +32,7 @@ class Bench:
             max_num_seqs=self.options.max_num_seqs,
             num_speculative_tokens=self.options.spec_tokens,
             dynamic_spec=self.options.dynamic_spec,
+            num_lookahead_tokens=self.options.num_lookahead_tokens,
         )
         target = BuiltinTarget(CPU, resolve_backend("auto", CPU))
         builder = StandBuilder(target, build_ladder(base, candidate), self.options, "cpu")

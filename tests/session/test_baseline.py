@@ -1,7 +1,9 @@
 """Baselines on disk: what was written is read, and what is not ours changes nothing."""
 
+import hashlib
 import json
 
+import msgspec
 import pytest
 
 from pcpbench.errors import UsageError
@@ -44,6 +46,16 @@ def test_samples_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path, fa
     (tmp_path / "samples.jsonl").write_bytes(b"".join(lines[:4]))
     with pytest.raises(UsageError, match="holds 3 measured processes, and 4 is the least"):
         read_measured(tmp_path, "run")
+
+
+def test_a_field_that_came_later_does_not_make_an_older_file_a_damaged_one(stored, fake):
+    document = json.loads(stored.read_text(encoding="utf-8"))
+    del document["measured"]["job"]["floor_repetitions"]  # one that has a default
+    document["checksum"] = hashlib.sha256(
+        msgspec.json.encode(document["measured"], order="sorted")
+    ).hexdigest()
+    stored.write_text(json.dumps(document, indent=2), encoding="utf-8")
+    assert read_measured(stored) == fake.measured(RATIOS)
 
 
 def damaged(text):

@@ -122,9 +122,10 @@ def test_only_passes_pass(outcome):
     assert MatrixResult(cells=(passed, other), **known).outcome is expected
 
 
-def test_an_interrupted_run_leaves_what_had_finished_and_goes_on(fake):
+def test_an_interrupted_run_leaves_what_had_finished_and_goes_on(fake, capsys):
     fake.outcomes = {names()[1]: KeyboardInterrupt()}
     run(THREE, 130)
+    assert "pcpbench matrix --resume run goes on" in capsys.readouterr().err
     manifest = json.loads(Path("run/manifest.json").read_text())
     assert manifest["outcome"] == "interrupted"
     table = pd.read_csv("run/matrix.csv")
@@ -204,12 +205,13 @@ def break_record(text):
          "a run of pcpbench compare"),
         (lambda: edit("run/manifest.json", lambda m: m.update(schema_version=99)),
          "schema_version 99"),
-        (lambda: edit("run/manifest.json", lambda m: m["settings"].update(parallel=3)), "damaged"),
+        (lambda: edit("run/manifest.json", lambda m: m["settings"].update(parallel=3)),
+         "damaged (Expected `array`, got `int` - at `$.parallel`): start a new run"),
         (lambda: edit("run/manifest.json", lambda m: m["settings"]["scenarios"].popitem()),
          "a scenario file has changed"),
-        (lambda: Path("run/manifest.json").write_text("{"), "damaged"),
+        (lambda: Path("run/manifest.json").write_text("{"), "start a new run"),
         (lambda: Path("run/manifest.json").unlink(), "holds no manifest.json"),
-        (break_record("{"), "damaged"),
+        (break_record("{"), "remove this file to run its cell again"),
         (break_record('{"cell": 1}'), "damaged"),
         (lambda: Path(f"run/cells/{names()[0]}.json").write_bytes(
             Path(f"run/cells/{names()[1]}.json").read_bytes()), "it is of pcp2_k1_dense"),

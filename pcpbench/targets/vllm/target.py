@@ -61,6 +61,11 @@ class VllmTarget(BuiltinTarget):
                 "data-parallel ranks agree on it, and there is one: leave --microbatch out, or "
                 "use --target builtin."
             )
+        if config.has_draft_model:
+            raise UsageError(
+                "--draft-model with --target vllm: vLLM's speculators are not on the stand, and "
+                "the drafts are planned: leave --draft-model out, or use --target builtin."
+            )
         if config.has_dynamic_drafts:
             raise UsageError(
                 "--dynamic-spec with --target vllm: its runner is driven with one number of "
