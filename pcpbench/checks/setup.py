@@ -78,8 +78,8 @@ class ArmSetup:
     index_tables: how a sparse model chooses keys; None for one that attends to all, or whose scores
     cannot be recomputed exactly.
     experts: None for a dense model, or where the target cannot tell what is routed.
-    draft: None without a draft model.
     traits: where the target is known to differ from the contracts.
+    draft: None without a draft model.
     """
 
     name: str
@@ -98,8 +98,8 @@ class ArmSetup:
     ubatch_thresholds: tuple[int, int] | None = None
     index_tables: IndexTables | None = field(default=None, compare=False, repr=False)
     experts: ExpertSetup | None = None
-    draft: DraftSetup | None = None
     traits: Traits = NO_TRAITS
+    draft: DraftSetup | None = None
 
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""

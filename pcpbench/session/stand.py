@@ -176,8 +176,8 @@ def _setup(
         ubatch_thresholds=thresholds if parallel.enable_dbo else None,
         index_tables=index_tables,
         experts=_experts(config),
-        draft=_draft(config, arm, replays=spec.replays),
         traits=arm.traits,
+        draft=_draft(config, arm, replays=spec.replays),
     )
 
 

@@ -184,7 +184,7 @@ def test_steps_are_arranged_as_vllm_sorts_them(api):
     [
         ({"microbatch": True}, "--microbatch with --target vllm"),
         ({"spec_tokens": 2, "dynamic_spec": "step"}, "--dynamic-spec with --target vllm"),
-        ({"spec_tokens": 2, "draft_model": "mtp"}, "--draft-model mtp with --target vllm"),
+        ({"spec_tokens": 2, "draft_model": "mtp"}, "--draft-model with --target vllm"),
     ],
 )
 def test_what_the_stand_cannot_drive_is_refused(bench, options, said):

@@ -61,15 +61,15 @@ class VllmTarget(BuiltinTarget):
                 "data-parallel ranks agree on it, and there is one: leave --microbatch out, or "
                 "use --target builtin."
             )
+        if config.has_draft_model:
+            raise UsageError(
+                "--draft-model with --target vllm: vLLM's speculators are not on the stand, and "
+                "the drafts are planned: leave --draft-model out, or use --target builtin."
+            )
         if config.has_dynamic_drafts:
             raise UsageError(
                 "--dynamic-spec with --target vllm: its runner is driven with one number of "
                 "drafts: leave --dynamic-spec out, or use --target builtin."
-            )
-        if config.has_draft_model:
-            raise UsageError(
-                "--draft-model mtp with --target vllm: the passes of a draft model are pcpbench's "
-                "own and not vLLM's speculator: leave --draft-model out, or use --target builtin."
             )
         if config.parallel_config.world.shard_decode_requests and not self.api.shards_decodes:
             raise UsageError(
