@@ -47,7 +47,7 @@ DISPATCHES: Final = {
 
 _REQUEST = re.compile(r"([dp])(\d+)@(\d+)(?:\+(\d+))?#(\d+)")
 _HEAD = re.compile(r"pcp=(\d+) dcp=(\d+) tp=(\d+) interleave=(\d+)")
-_SHAPE = re.compile(r"(NONE|PIECEWISE tokens=(\d+)|FULL reqs=(\d+) tokens=(\d+))")
+_SHAPE = re.compile(r"(NONE|PIECEWISE tokens=(\d+)|FULL reqs=(\d+) tokens=(\d+))( ubatches=2)?")
 
 
 class CaseRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,7 +86,8 @@ class PartitionCase(msgspec.Struct, frozen=True, kw_only=True):
     """One batch, on all ranks.
 
     mode: `NONE`, `PIECEWISE` or `FULL`. num_tokens, num_reqs: capacities of the descriptor, counted
-    on one rank; None where the mode has none.
+    on one rank; None where the mode has none. is_cut: in two microbatches, where a rank has two
+    tokens after padding.
     """
 
     pcp: int
@@ -97,6 +98,7 @@ class PartitionCase(msgspec.Struct, frozen=True, kw_only=True):
     mode: str = "NONE"
     num_tokens: int | None = None
     num_reqs: int | None = None
+    is_cut: bool = False
 
     @property
     def world(self) -> World:
@@ -133,7 +135,8 @@ class PartitionCase(msgspec.Struct, frozen=True, kw_only=True):
             for name, size in (("reqs", self.num_reqs), ("tokens", self.num_tokens))
             if size is not None
         )
-        return f"{self.group}{shape}: {' '.join(map(str, self.requests))}"
+        cut = " ubatches=2" if self.is_cut else ""
+        return f"{self.group}{shape}{cut}: {' '.join(map(str, self.requests))}"
 
 
 def parse_case(text: str) -> PartitionCase:
@@ -149,7 +152,7 @@ def parse_case(text: str) -> PartitionCase:
             "slot 0; a prefill of 7 behind 4 with 2 left in slot 1)."
         )
     pcp, dcp, tp, interleave = map(int, ranks.groups())
-    _, piecewise, num_reqs, full = shape.groups()
+    _, piecewise, num_reqs, full, cut = shape.groups()
     tokens = piecewise or full
     case = PartitionCase(
         pcp=pcp,
@@ -160,6 +163,7 @@ def parse_case(text: str) -> PartitionCase:
         mode=shape.group(0).split()[0],
         num_tokens=None if tokens is None else int(tokens),
         num_reqs=None if num_reqs is None else int(num_reqs),
+        is_cut=cut is not None,
     )
     check_case(case)
     return case

@@ -188,7 +188,7 @@ def in_all_modes(
 ) -> Iterator[PartitionCase]:
     """One batch unpadded, padded for PIECEWISE and FULL, and as what must be refused.
 
-    Padding grows with `number`: none, one token, three. FULL with exact and with spare rows and
+    Padding grows with `number`: none, one token, three; every third is cut in microbatches. FULL with exact and with spare rows and
     tokens. To be refused under PCP, for every fourth batch: FULL with a prefill, a token too few, a
     row too few.
     """
@@ -199,6 +199,7 @@ def in_all_modes(
         tp=world.tp_size,
         interleave=interleave,
         requests=requests,
+        is_cut=number % 3 == 0,
     )
     replace = msgspec.structs.replace
     yield bare

@@ -77,9 +77,10 @@ class Tally:
         names = list(outputs)
         first = outputs[names[0]].ranks
         counts["num_refused"] += bool(first) and all("refusal" in fields for fields in first)
+        alike: set[tuple[str, int | None, str]] = set()
         for index, left in enumerate(names):
             for right in names[index + 1 :]:
-                self._compare_two(label, counts, left, right, outputs, case)
+                self._compare_two(label, counts, left, right, outputs, case, alike)
 
     def _compare_two(
         self,
@@ -89,7 +90,10 @@ class Tally:
         right: str,
         outputs: Mapping[str, PartitionOutputs],
         case: PartitionCase | None,
+        alike: set[tuple[str, int | None, str]],
     ) -> None:
+        """alike: (maker, rank, field) of what is the first maker's; two such are each other's."""
+        is_first = left == next(iter(outputs))
         a, b = outputs[left], outputs[right]
         if len(a.ranks) != len(b.ranks):
             raise ValueError(f"{left} has {len(a.ranks)} ranks, {right} {len(b.ranks)}")
@@ -104,8 +108,12 @@ class Tally:
                     continue
                 known["num_compared"] += 1
                 counts["num_compared"] += 1
+                if {(left, rank, name), (right, rank, name)} <= alike:
+                    continue
                 message = mismatch_of(name, ours, theirs)
                 if not message:
+                    if is_first:
+                        alike.add((right, rank, name))
                     continue
                 reason = self._explain(name, sides)
                 what = "num_explained" if reason else "num_different"

@@ -28,6 +28,7 @@ from pcpbench.partition_cases import (
     MAX_NUM_TOKENS,
     NUM_SLOTS,
     VOCAB_SIZE,
+    CaseRequest,
     DispatchSetup,
     PartitionCase,
     block_at,
@@ -43,17 +44,12 @@ from pcpbench.world import World
 
 def expected_outputs(case: PartitionCase) -> PartitionOutputs:
     """The oracle's answer: fields of all ranks, or that each rank has to refuse the batch."""
-    plan, step, feed = plan_of(case)
-    setup = ArmSetup(name="partition", world=case.world, interleave=case.interleave)
-    oracle = Oracle(plan)
-    oracle.advance(step)
-    whole = oracle.expect(step, setup, case.descriptor, feed)
-    refused = is_refused(case, whole)
-    if refused:
+    whole, setup = expectation_of(case), _setup(case.pcp, case.dcp, case.tp, case.interleave)
+    if is_refused(case, whole):
         ranks = tuple({"refusal": REFUSED} for _ in whole.ranks)
         return PartitionOutputs(ranks=ranks, step=_dispatch(whole))
     parts: list[StepExpectation] = []
-    if whole.ranks[0].num_tokens_after_padding > 1:
+    if case.is_cut and whole.ranks[0].num_tokens_after_padding > 1:
         parts = cut_expectation(whole, setup, 2, case.mode == CUDAGraphMode.FULL.name)
     found = []
     for rank in whole.ranks:
@@ -63,6 +59,13 @@ def expected_outputs(case: PartitionCase) -> PartitionOutputs:
             fields |= {f"ubatch{index}.{name}": value for name, value in own.items()}
         found.append(fields)
     return PartitionOutputs(ranks=tuple(found), step=_dispatch(whole))
+
+
+def expectation_of(case: PartitionCase) -> StepExpectation:
+    """The oracle's expectation, as if the batch had to be taken."""
+    oracle, step, feed = _oracle_of(case.requests, case.dcp)
+    setup = _setup(case.pcp, case.dcp, case.tp, case.interleave)
+    return oracle.expect(step, setup, case.descriptor, feed)
 
 
 def is_refused(case: PartitionCase, expected: StepExpectation) -> bool:
@@ -76,12 +79,31 @@ def is_refused(case: PartitionCase, expected: StepExpectation) -> bool:
     return descriptor.num_tokens < expected.dispatch_num_tokens
 
 
-def plan_of(case: PartitionCase) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
-    """The case as the one step of a plan, with every request admitted in it."""
-    span = BLOCK_SIZE * case.dcp
+@lru_cache(maxsize=1)
+def _setup(pcp: int, dcp: int, tp: int, interleave: int) -> ArmSetup:
+    world = World(pcp_size=pcp, dcp_size=dcp, tp_size=tp)
+    return ArmSetup(name="partition", world=world, interleave=interleave)
+
+
+@lru_cache(maxsize=1)
+def _oracle_of(
+    requests: tuple[CaseRequest, ...], dcp: int
+) -> tuple[Oracle, StepPlan, TokenFeed]:
+    """The oracle of these requests, which all modes of one batch share."""
+    plan, step, feed = plan_of(requests, dcp)
+    oracle = Oracle(plan)
+    oracle.advance(step)
+    return oracle, step, feed
+
+
+def plan_of(
+    requests: Sequence[CaseRequest], dcp: int
+) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
+    """A batch as the one step of a plan, with every request admitted in it."""
+    span = BLOCK_SIZE * dcp
     feed = TokenFeed()
     scheduled, admitted, blocks = [], [], {}
-    for request in case.requests:
+    for request in requests:
         name = f"slot{request.slot}"
         prompt = tuple(token_at(request.slot, at) for at in range(request.prefill_len))
         num_drafts = 0 if request.is_prefilling else max(0, request.num_scheduled_tokens - 1)
@@ -96,7 +118,7 @@ def plan_of(case: PartitionCase) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
             )
         )
         admitted.append(NewRequest(req_id=name, prompt_token_ids=prompt, max_tokens=1))
-        columns = range(num_blocks_of(request.slot, case.dcp))
+        columns = range(num_blocks_of(request.slot, dcp))
         blocks[name] = (tuple(block_at(request.slot, column) for column in columns),)
         if not request.is_prefilling:
             after = range(request.num_computed_tokens, request.last_token)
@@ -109,12 +131,12 @@ def plan_of(case: PartitionCase) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
         new_block_ids=blocks,
     )
     plan = ScenarioPlan(
-        scenario=str(case),
+        scenario="partition",
         steps=(step,),
         max_num_seqs=NUM_SLOTS,
         max_num_batched_tokens=MAX_NUM_TOKENS,
         max_model_len=MAX_MODEL_LEN,
-        num_blocks=1 + NUM_SLOTS * num_columns(case.dcp),
+        num_blocks=1 + NUM_SLOTS * num_columns(dcp),
         block_sizes=(span,),
         vocab_size=VOCAB_SIZE,
     )
@@ -238,7 +260,7 @@ def _dispatch(whole: StepExpectation) -> dict[str, Value]:
         "dispatch_num_tokens": whole.dispatch_num_tokens,
     }
     for name, setup in DISPATCHES.items():
-        fields[f"candidates[{name}]"] = candidates_text(_candidates(setup))
+        fields[f"candidates[{name}]"] = candidates_text(candidates_of(setup))
         fields[f"dispatch[{name}]"] = choice_of(whole, setup)
         fields[f"runner_dispatch[{name}]"] = choice_of(whole, setup)
     return fields
@@ -248,7 +270,7 @@ def choice_of(whole: StepExpectation, setup: DispatchSetup, num_reqs: int | None
     """The smallest covering descriptor, as text. num_reqs: another row count than the step's."""
     if num_reqs is not None:
         whole = replace(whole, dispatch_num_reqs=num_reqs)
-    best = smallest_covering(_candidates(setup), whole)
+    best = smallest_covering(candidates_of(setup), whole)
     return "NONE" if best is None else best.label
 
 
@@ -258,7 +280,7 @@ def candidates_text(candidates: Sequence[BatchExecutionDescriptor]) -> str:
 
 
 @lru_cache(maxsize=len(DISPATCHES))
-def _candidates(setup: DispatchSetup) -> tuple[BatchExecutionDescriptor, ...]:
+def candidates_of(setup: DispatchSetup) -> tuple[BatchExecutionDescriptor, ...]:
     """What SPEC 3 makes of the capture sizes, by contract C10's own list."""
     arm = ArmSetup(
         name="dispatch",

@@ -134,11 +134,11 @@ class BuiltinPartition:
         self._staged = requests
 
     def _cut(self, case: PartitionCase) -> BatchExecutionDescriptor:
-        """The case's descriptor, in two microbatches wherever there are two tokens for them."""
+        """The case's descriptor, in two microbatches where it is cut and has tokens for both."""
         descriptor = case.descriptor
-        largest = self._counts[0].num_tokens
-        padded = max(largest, case.num_tokens or 0)
-        return replace(descriptor, num_ubatches=2) if padded > 1 else descriptor
+        padded = max(self._counts[0].num_tokens, case.num_tokens or 0)
+        is_cut = case.is_cut and padded > 1
+        return replace(descriptor, num_ubatches=2) if is_cut else descriptor
 
     def _dispatch(self) -> dict[str, Value]:
         """What each setup's dispatcher chooses; all ranks have to hand in the same counts."""

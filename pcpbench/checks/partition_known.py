@@ -1,0 +1,157 @@
+"""Where vLLM 0.33 has another answer by design, and the proof that it is that and nothing else.
+
+Owns the reasons. A difference counts as known only where the judge can compute what the other
+answer has to be; anything else about the same field stays unexplained. What is known is told in
+every report, never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from pcpbench.checks.contract_dispatch import smallest_covering
+from pcpbench.checks.oracle import StepExpectation
+from pcpbench.checks.partition_compare import Sides
+from pcpbench.checks.partition_oracle import candidates_of, choice_of, expectation_of
+from pcpbench.modes import CUDAGraphMode
+from pcpbench.partition_cases import DISPATCHES, DispatchSetup, PartitionCase
+
+VLLM: Final = "vllm"
+
+GLOBAL_ROWS: Final = (
+    "vLLM's runner hands dispatch the number of requests of the global batch next to the tokens of "
+    "the largest rank; with rank-local rows it would choose as expected"
+)
+ONE_TOKEN_PREFILL: Final = (
+    "without PCP vLLM's runner dispatches a prefill of one token behind others like a decode; here "
+    "a request prefills as long as tokens of its prompt are left"
+)
+OWN_ROWS: Final = (
+    "vLLM refuses a request capacity on the ranks that it is too small for, and takes the batch on "
+    "ranks with fewer rows; here every rank refuses"
+)
+UNCLEARED: Final = (
+    "without PCP vLLM leaves in padding tokens whatever ids and positions the step before left "
+    "there; they are flagged as padding, and their slots are PAD"
+)
+IDLE_BOUND: Final = (
+    "the row of a rank without tokens has the first request's computed tokens as upper bound of its "
+    "length; its seq_len is 0"
+)
+LAST_PART_PADS: Final = (
+    "vLLM gives all padding rows to the last microbatch; here a microbatch of a FULL graph has as "
+    "many rows as tokens, or as the batch has where those are fewer"
+)
+
+
+def explain(name: str, sides: Sides) -> str:
+    """Why vLLM's value has to differ, "" where nobody can say."""
+    if sides.right != VLLM or sides.case is None:
+        return ""
+    base, _, setup = name.partition("[")
+    rule = _RULES.get(base.rpartition(".")[2])
+    if rule is None:
+        return ""
+    return rule(name, sides, sides.case, DISPATCHES.get(setup.rstrip("]")))
+
+
+def _runner_dispatch(
+    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+) -> str:
+    if setup is None:
+        return ""
+    chosen = sides.fields(VLLM)[name]
+    whole = expectation_of(case)
+    if case.pcp > 1:
+        is_it = chosen == choice_of(whole, setup, num_reqs=len(case.requests))
+        return GLOBAL_ROWS if is_it else ""
+    return ONE_TOKEN_PREFILL if chosen == _as_decodes(case, whole, setup) else ""
+
+
+def _as_decodes(case: PartitionCase, whole: StepExpectation, setup: DispatchSetup) -> str | None:
+    """The choice if one-token prefills behind a context were decodes; None where there are none."""
+    prefills = [request for request in case.requests if request.is_prefilling]
+    if not prefills or any(
+        r.num_scheduled_tokens != 1 or not r.num_computed_tokens for r in prefills
+    ):
+        return None
+    lengths = {request.num_scheduled_tokens for request in case.requests}
+    uniform = lengths.pop() if len(lengths) == 1 else None
+    taken = replace(whole, has_prefill=False, uniform_token_count=uniform)
+    best = smallest_covering(candidates_of(setup), taken)
+    return "NONE" if best is None else best.label
+
+
+def _refusal(
+    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+) -> str:
+    """Taken by a rank that has the room, while another has not."""
+    if sides.fields(VLLM).get("refusal", "taken") != "taken" or sides.rank is None:
+        return ""
+    if case.mode != CUDAGraphMode.FULL.name or case.has_prefill:
+        return ""
+    whole = expectation_of(case)
+    capacity = case.num_reqs or 0
+    has_room = whole.ranks[sides.rank].num_reqs <= capacity < whole.dispatch_num_reqs
+    has_tokens = whole.dispatch_num_tokens <= (case.num_tokens or 0)
+    return OWN_ROWS if has_room and has_tokens else ""
+
+
+def _padding_tokens(
+    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+) -> str:
+    """Real tokens agree, and every one that does not is flagged as padding by both."""
+    if case.pcp > 1:
+        return ""
+    prefix = name.rpartition(".")[0]
+    flag_name = f"{prefix}.is_padding" if prefix else "is_padding"
+    ours, theirs = sides.fields(sides.left), sides.fields(VLLM)
+    left, right = ours[name], theirs[name]
+    flags: Any = (ours[flag_name], theirs[flag_name])
+    if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)):
+        return ""
+    if left.shape != right.shape or not np.array_equal(*flags):
+        return ""
+    return UNCLEARED if np.all(flags[0][left != right]) else ""
+
+
+def _idle_bound(
+    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+) -> str:
+    fields = sides.fields(VLLM)
+    found: Any = fields[name]
+    if fields["num_tokens"] != 0 or case.pcp == 1:
+        return ""
+    wanted = np.zeros_like(found)
+    wanted[0] = case.requests[0].num_computed_tokens
+    return IDLE_BOUND if np.array_equal(found, wanted) else ""
+
+
+def _part_rows(
+    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+) -> str:
+    part, dot, _ = name.rpartition(".")
+    if not dot:
+        return ""  # of the whole batch there is nothing to explain
+    fields = sides.fields(VLLM)
+    rows: Any = fields[f"{part}.row_index"]
+    wanted: Any = fields[f"{part}.num_reqs"]
+    if part == "ubatch1":
+        wanted = max(int(fields["num_reqs_after_padding"]), 0) - int(rows[0])
+    return LAST_PART_PADS if fields[name] == wanted else ""
+
+
+_Rule = Callable[[str, Sides, PartitionCase, DispatchSetup | None], str]
+
+_RULES: Final[dict[str, _Rule]] = {
+    "runner_dispatch": _runner_dispatch,
+    "refusal": _refusal,
+    "input_ids": _padding_tokens,
+    "positions": _padding_tokens,
+    "seq_lens_cpu_upper_bound": _idle_bound,
+    "num_reqs_after_padding": _part_rows,
+}

@@ -1,0 +1,375 @@
+"""What the installed vLLM makes of the cases of `check partition`.
+
+Owns one PCPManager and BlockTables a rank, fed with batches that vLLM's own runner prepares, and
+reads off what a forward pass would be given. Nothing here computes metadata: what vLLM has no
+function for is left out of the outputs, and told as missing. Judges nothing.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.partition_cases import (
+    BLOCK_SIZE,
+    CAPTURE_SIZES,
+    DISPATCHES,
+    MAX_NUM_TOKENS,
+    NUM_SLOTS,
+    CaseRequest,
+    DispatchSetup,
+    PartitionCase,
+    block_at,
+    num_blocks_of,
+    num_columns,
+)
+from pcpbench.partition_enumeration import largest_rank
+from pcpbench.partition_results import (
+    REFUSED,
+    PartitionOutputs,
+    Value,
+    padding_rows,
+    read_columns,
+)
+from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
+from pcpbench.targets.vllm.partition_inputs import CPU, RunnerInputs
+from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
+
+REFUSALS = (ValueError, RuntimeError, AssertionError)
+"""How vLLM refuses a batch."""
+
+WHOLE_ONE_IN = 16
+"""Of so many batches of requests one runs every kernel on itself, besides the smallest."""
+
+
+@lru_cache(maxsize=1)
+def _inputs() -> RunnerInputs:
+    return RunnerInputs(vllm_api())
+
+
+class VllmPartition:
+    """Makes the outputs of cases of one world and interleave, one after the other."""
+
+    name = "vllm"
+
+    def __init__(self, case: PartitionCase) -> None:
+        self.api, self.world, self.interleave = vllm_api(), case.world, case.interleave
+        self._inputs = _inputs()
+        self._kernels_before = (self._inputs.num_whole, self._inputs.num_rows)
+        tables = {
+            self.world.dcp_rank(rank): None for rank in range(self.world.size)
+        }
+        self._tables = {
+            rank: RememberedTables(_block_tables(self.api, case, rank)) for rank in tables
+        }
+        self.ranks = [_Rank(self, case, rank) for rank in range(self.world.size)]
+        self._dispatchers = {
+            name: _dispatcher(self.api, setup) for name, setup in DISPATCHES.items()
+        }
+        self._staged: tuple[CaseRequest, ...] = ()
+        self._batch: Any = None
+        self._step: dict[str, Value] = {}
+
+    @property
+    def kernels(self) -> dict[str, int]:
+        """Kernel calls for one batch alone, and distinct rows run for the others."""
+        inputs, tables = self._inputs, self._tables.values()
+        whole, rows = self._kernels_before
+        return {
+            "whole batches: inputs": inputs.num_whole - whole,
+            "distinct rows: inputs": inputs.num_rows - rows,
+            "whole batches: tables and slots": sum(each.num_whole for each in tables),
+            "distinct rows: slots": sum(each.num_rows for each in tables),
+            "whole batches: DCP lengths": sum(rank.shares.num_whole for rank in self.ranks),
+        }
+
+    def outputs(self, cases: Sequence[PartitionCase]) -> list[PartitionOutputs]:
+        """What vLLM makes of each case."""
+        return [self._outputs(case) for case in cases]
+
+    @torch.inference_mode()
+    def _outputs(self, case: PartitionCase) -> PartitionOutputs:
+        whole = is_whole(case)
+        if case.requests != self._staged:
+            self._stage(case, whole)
+        if case.pcp == 1:  # the runner itself pads
+            self._batch = self._inputs.whole(case.requests, case.descriptor)
+        for tables in self._tables.values():
+            tables.is_whole = whole
+        ranks = tuple(rank.outputs(case, self._batch, whole) for rank in self.ranks)
+        return PartitionOutputs(ranks=ranks, step=self._step)
+
+    def _stage(self, case: PartitionCase, whole: bool) -> None:
+        """The global batch, which all modes of one batch of requests share, and its dispatch."""
+        requests = case.requests
+        self._step = self._dispatch(case)
+        if case.pcp > 1:
+            has_empty = any(not r.num_scheduled_tokens for r in requests)
+            if whole and not has_empty:
+                self._batch = self._inputs.whole(requests, None)
+            else:
+                self._batch = self._inputs.composed(requests)
+        self._staged = requests
+
+    def _dispatch(self, case: PartitionCase) -> dict[str, Value]:
+        """What CudaGraphManager chooses, for rank-local counts and as vLLM's runner asks it."""
+        requests = case.requests
+        uniform, has_prefill = self._inputs.uniform_token_count(requests, case.pcp > 1)
+        longest = max(request.num_scheduled_tokens for request in requests)
+        num_reqs, num_tokens = largest_rank(requests, self.world)
+        if case.pcp > 1:
+            lengths = np.array([r.num_scheduled_tokens for r in requests], dtype=np.int32)
+            prefilling = np.array([r.is_prefilling for r in requests])
+            manager = self.ranks[0].manager
+            num_tokens = int(manager.get_num_tokens_for_dispatch(lengths, prefilling))
+        fields: dict[str, Value] = {"dispatch_num_tokens": num_tokens}
+        for name, dispatcher in self._dispatchers.items():
+            fields[f"candidates[{name}]"] = dispatcher.candidates
+            for kind, rows, count in (
+                ("dispatch", num_reqs, None if has_prefill else uniform),
+                ("runner_dispatch", len(requests), uniform),
+            ):
+                chosen = dispatcher.manager.dispatch(
+                    rows,
+                    num_tokens,
+                    count,
+                    num_active_loras=0,
+                    max_query_len=None if has_prefill else longest,
+                )
+                fields[f"{kind}[{name}]"] = self.api.our_descriptor(chosen).label
+        return fields
+
+
+class _Rank:
+    """One rank: its manager, its share of lengths and the buffers of its microbatches."""
+
+    def __init__(self, owner: VllmPartition, case: PartitionCase, rank: int) -> None:
+        self.api, self.rank, world = owner.api, rank, owner.world
+        self.dcp = (world.dcp_size, world.dcp_rank(rank), case.interleave)
+        self.tables = owner._tables[self.dcp[1]]
+        self.pcp_size = world.pcp_size
+        self.manager: Any = None
+        num_rows = NUM_SLOTS * 2
+        if world.pcp_size > 1:
+            self.manager = self.api.pcp_manager(
+                pcp_world_size=world.pcp_size,
+                pcp_rank=world.pcp_rank(rank),
+                device=CPU,
+                shard_decode_requests=world.shard_decode_requests,
+                max_num_reqs=NUM_SLOTS,
+                max_num_tokens=MAX_NUM_TOKENS,
+                block_tables=self.tables,
+                dcp_world_size=self.dcp[0],
+                dcp_rank=self.dcp[1],
+                cp_interleave=case.interleave,
+            )
+            buffers = self.manager.input_buffers
+        else:
+            buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, CPU)
+        self.shares = Shares(self.api, *self.dcp, buffers.dcp_local_seq_lens)
+        self._parts = [
+            [torch.zeros(num_rows + more, dtype=torch.int32) for more in (1, 0, 0)]
+            for _ in range(2)
+        ]
+
+    def outputs(self, case: PartitionCase, whole: Any, is_whole: bool) -> dict[str, Value]:
+        """Everything that the rank's forward pass would be given, or that it refused the batch."""
+        try:
+            batch, tables, slots = self._prepare(case, whole)
+        except REFUSALS:
+            return {"refusal": REFUSED}
+        except Exception as error:
+            return {"refusal": f"{type(error).__name__}: {error}"}
+        local = self.shares.of(
+            batch.seq_lens, batch.num_reqs, batch.num_reqs_after_padding, is_whole
+        )
+        fields = _fields(batch)
+        fields |= _rows(case, batch)
+        fields["slot_mappings"] = _host(slots)
+        blocks = _num_blocks(case, batch, fields["row_req_index"])
+        for group, table in enumerate(tables):
+            read = read_columns(_host(table), blocks, batch.num_reqs)
+            fields[f"block_tables.{group}"] = read
+        if local is not None:
+            fields["dcp_local_seq_lens"] = _host(local)
+        if self.manager is not None:
+            for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
+                fields[name] = _host(getattr(self.manager, f"_{name}"))
+        if case.is_cut and batch.num_tokens_after_padding > 1:
+            for index, part in enumerate(self._cut(batch, is_whole)):
+                fields |= {f"ubatch{index}.{name}": value for name, value in part.items()}
+        return fields
+
+    def _prepare(self, case: PartitionCase, whole: Any) -> tuple[Any, tuple[Tensor, ...], Tensor]:
+        """As the runner's prepare_inputs ends and its prepare_attn goes on."""
+        if self.manager is not None:
+            batch = self.api.partition(self.manager, whole, case.descriptor)
+            tables, slots = self.manager.prepare_attn(batch)
+            return batch, tables, slots
+        cursors = torch.zeros(NUM_SLOTS, dtype=torch.int32)
+        tables = self.api.gather_block_tables(
+            self.tables, whole.idx_mapping, whole.num_reqs_after_padding, cursors
+        )
+        slots = self.tables.compute_slot_mappings(
+            whole.idx_mapping,
+            whole.query_start_loc,
+            whole.positions,
+            whole.num_tokens_after_padding,
+        )
+        return whole, tables, slots
+
+    def _cut(self, batch: Any, is_whole: bool) -> list[dict[str, Value]]:
+        """Two microbatches, by create_ubatch_slices and _slice_input_batch.
+
+        Their DCP lengths come from a kernel inside, so that only whole cases have them. vLLM takes
+        slots out of the mapping in its UBatchRunner, which refuses context parallelism: left out.
+        """
+        size, rank, interleave = self.dcp
+        slices = self.api.function("create_ubatch_slices")(batch, 2)
+        parts = []
+        for where, (starts, lengths, local) in zip(slices, self._parts, strict=True):
+            part = self.api.function("_slice_input_batch")(
+                batch,
+                where,
+                starts,
+                lengths,
+                local,
+                dcp_size=size if is_whole else 1,
+                dcp_rank=rank,
+                cp_interleave=interleave,
+            )
+            parts.append(_part_fields(part, where))
+        return parts
+
+
+def is_whole(case: PartitionCase) -> bool:
+    """Whether every kernel is run on the case itself: one request, and some of the others.
+
+    Without PCP always: there the runner's own padding is what is looked at.
+    """
+    if case.pcp == 1 or len(case.requests) == 1:
+        return True
+    return zlib.crc32(str(case.requests).encode()) % WHOLE_ONE_IN == 0
+
+
+def _block_tables(api: VllmApi, case: PartitionCase, dcp_rank: int) -> Any:
+    """Tables that hold every slot's blocks."""
+    tables = api.block_tables(
+        block_sizes=[BLOCK_SIZE],
+        max_num_reqs=NUM_SLOTS,
+        max_num_batched_tokens=MAX_NUM_TOKENS,
+        max_num_blocks_per_group=[num_columns(case.dcp)],
+        device=CPU,
+        cp_size=case.dcp,
+        cp_rank=dcp_rank,
+        cp_interleave=case.interleave,
+    )
+    for slot in range(NUM_SLOTS):
+        blocks = [block_at(slot, column) for column in range(num_blocks_of(slot, case.dcp))]
+        tables.append_block_ids(slot, (blocks,), overwrite=True)
+    tables.apply_staged_writes()
+    return tables
+
+
+def _dispatcher(api: VllmApi, setup: DispatchSetup) -> Any:
+    """A CudaGraphManager that takes its candidates for captured, and their names."""
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(max_num_seqs=NUM_SLOTS),
+        compilation_config=SimpleNamespace(
+            cudagraph_capture_sizes=list(CAPTURE_SIZES),
+            max_cudagraph_capture_size=CAPTURE_SIZES[-1],
+        ),
+        parallel_config=SimpleNamespace(tensor_parallel_size=1, data_parallel_size=1),
+        speculative_config=None,
+        num_speculative_tokens=setup.decode_query_len - 1,
+        cache_config=SimpleNamespace(use_kda_recoverssm=False),
+    )
+    with api.groups(pp=RankView(0, 1)):
+        manager = api.CudaGraphManager(
+            config, CPU, api.mode(setup.mode), setup.decode_query_len
+        )
+    manager._graphs_captured = True
+    labels = {
+        api.our_descriptor(each).label
+        for known in manager._candidates.values()
+        for each in known
+    }
+    return SimpleNamespace(manager=manager, candidates=" ".join(sorted(labels)))
+
+
+def _fields(batch: Any) -> dict[str, Value]:
+    fields: dict[str, Value] = {
+        name: int(getattr(batch, name))
+        for name in (
+            "num_reqs",
+            "num_reqs_after_padding",
+            "num_tokens",
+            "num_tokens_after_padding",
+        )
+    }
+    for name in ("input_ids", "positions", "is_padding", "query_start_loc", "seq_lens"):
+        fields[name] = _host(getattr(batch, name))
+    return fields
+
+
+def _rows(case: PartitionCase, batch: Any) -> dict[str, Value]:
+    """What the host knows of each real row; rows name their request by its slot."""
+    count = batch.num_reqs
+    place = {request.slot: at for at, request in enumerate(case.requests)}
+    request = np.array([place[int(slot)] for slot in batch.idx_mapping_np[:count]])
+    on_device = [place[int(slot)] for slot in batch.idx_mapping[:count].tolist()]
+    computed = np.array([r.num_computed_tokens for r in case.requests])[request]
+    begins = np.array(batch.num_computed_tokens_np[:count])
+    return {
+        "row_req_index": request if on_device == request.tolist() else "host and device differ",
+        "row_start": begins - computed,
+        "num_scheduled_tokens": np.array(batch.num_scheduled_tokens[:count]),
+        "num_computed_tokens_np": begins,
+        "prefill_len_np": np.array(batch.prefill_len_np[:count]),
+        "is_prefilling_np": np.array(batch.is_prefilling_np[:count]),
+        "query_start_loc_np": np.array(batch.query_start_loc_np),
+        "seq_lens_cpu_upper_bound": batch.seq_lens_cpu_upper_bound.numpy().copy(),
+    }
+
+
+def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
+    """Columns of each real row's table that are read; none of a rank with nothing to do."""
+    if not batch.num_tokens or not isinstance(rows, np.ndarray):
+        return [0] * batch.num_reqs
+    return [num_blocks_of(case.requests[at].slot, case.dcp) for at in rows.tolist()]
+
+
+def _part_fields(part: Any, where: Any) -> dict[str, Value]:
+    count = part.num_reqs
+    starts, lengths = _host(part.query_start_loc), _host(part.seq_lens)
+    fields: dict[str, Value] = {
+        "first_token": where.token_slice.start,
+        "num_reqs": count,
+        "num_reqs_after_padding": part.num_reqs_after_padding,
+        "num_tokens": part.num_tokens,
+        "num_tokens_after_padding": part.num_tokens_after_padding,
+        "row_index": np.arange(where.request_slice.start, where.request_slice.start + count),
+        "query_start_loc": starts[: count + 1],
+        "seq_lens": lengths[:count],
+        "padding_rows": padding_rows(starts, lengths, part.num_tokens, count),
+    }
+    for name in ("input_ids", "positions", "is_padding"):
+        fields[name] = _host(getattr(part, name))
+    if part.dcp_local_seq_lens is not None:
+        local = _host(part.dcp_local_seq_lens)
+        fields["dcp_local_seq_lens"] = local[:count]
+        if local[count:].any():
+            fields["padding_rows"] = "DCP lengths of padding rows are not 0"
+    return fields
+
+
+def _host(tensor: Tensor) -> Any:
+    return tensor.numpy().copy()
