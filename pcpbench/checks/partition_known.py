@@ -16,7 +16,7 @@ import numpy as np
 from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.partition_compare import Sides
-from pcpbench.checks.partition_oracle import candidates_of, choice_of, expectation_of
+from pcpbench.checks.partition_oracle import candidates_of, expectation_of
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.partition_cases import DISPATCHES, DispatchSetup, PartitionCase
 
@@ -43,7 +43,7 @@ IDLE_BOUND: Final = (
     "length; its seq_len is 0"
 )
 LAST_PART_PADS: Final = (
-    "vLLM gives all padding rows to the last microbatch; here a microbatch of a FULL graph has as "
+    "vLLM gives padding rows to the last microbatch (one to the first, where that ends in padding); here a microbatch of a FULL graph has as "
     "many rows as tokens, or as the batch has where those are fewer"
 )
 
@@ -67,9 +67,23 @@ def _runner_dispatch(
     chosen = sides.fields(VLLM)[name]
     whole = expectation_of(case)
     if case.pcp > 1:
-        is_it = chosen == choice_of(whole, setup, num_reqs=len(case.requests))
-        return GLOBAL_ROWS if is_it else ""
+        return GLOBAL_ROWS if chosen == _by_global_rows(case, whole, setup) else ""
     return ONE_TOKEN_PREFILL if chosen == _as_decodes(case, whole, setup) else ""
+
+
+def _by_global_rows(case: PartitionCase, whole: StepExpectation, setup: DispatchSetup) -> str:
+    """The choice by global rows and rank-local tokens.
+
+    vLLM looks among the FULL shapes of the next captured token count alone: with 3 requests and 2
+    local tokens it does not come to FULL[reqs=4,tokens=4], which would have the rows.
+    """
+    asked = replace(whole, dispatch_num_reqs=len(case.requests))
+    fitting = [d for d in candidates_of(setup) if d.num_tokens >= whole.dispatch_num_tokens]
+    full = [d for d in fitting if d.cg_mode is CUDAGraphMode.FULL]
+    next_count = min((d.num_tokens for d in full), default=0)
+    looked_at = [d for d in fitting if d not in full or d.num_tokens == next_count]
+    best = smallest_covering(looked_at, asked)
+    return "NONE" if best is None else best.label
 
 
 def _as_decodes(case: PartitionCase, whole: StepExpectation, setup: DispatchSetup) -> str | None:
@@ -137,11 +151,13 @@ def _part_rows(
     part, dot, _ = name.rpartition(".")
     if not dot:
         return ""  # of the whole batch there is nothing to explain
-    fields = sides.fields(VLLM)
-    rows: Any = fields[f"{part}.row_index"]
-    wanted: Any = fields[f"{part}.num_reqs"]
+    fields: Any = sides.fields(VLLM)
+    rows, total = fields[f"{part}.row_index"], fields["num_reqs_after_padding"]
     if part == "ubatch1":
-        wanted = max(int(fields["num_reqs_after_padding"]), 0) - int(rows[0])
+        wanted = total - int(rows[0])
+    else:  # a cut behind the last real token takes one row with it
+        is_past = fields[f"{part}.num_tokens"] < fields[f"{part}.num_tokens_after_padding"]
+        wanted = min(fields[f"{part}.num_reqs"] + is_past, total)
     return LAST_PART_PADS if fields[name] == wanted else ""
 
 

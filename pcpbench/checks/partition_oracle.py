@@ -8,7 +8,6 @@ is contract C10's own reading.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -266,10 +265,8 @@ def _dispatch(whole: StepExpectation) -> dict[str, Value]:
     return fields
 
 
-def choice_of(whole: StepExpectation, setup: DispatchSetup, num_reqs: int | None = None) -> str:
-    """The smallest covering descriptor, as text. num_reqs: another row count than the step's."""
-    if num_reqs is not None:
-        whole = replace(whole, dispatch_num_reqs=num_reqs)
+def choice_of(whole: StepExpectation, setup: DispatchSetup) -> str:
+    """The smallest covering descriptor, as text."""
     best = smallest_covering(candidates_of(setup), whole)
     return "NONE" if best is None else best.label
 

@@ -54,10 +54,18 @@ MAX_DRAFTS = 15
 """Draft tokens of a decode that slots have room for."""
 
 
-class BuiltinPartition:
-    """Makes the outputs of cases of one world and interleave, one after the other."""
+class BuiltinPartitions:
+    """Makes the makers of worlds that come one after the other."""
 
     name = "builtin"
+
+    def of(self, case: PartitionCase) -> BuiltinPartition:
+        """The maker for the world and interleave of this case."""
+        return BuiltinPartition(case)
+
+
+class BuiltinPartition:
+    """Makes the outputs of cases of one world and interleave, one after the other."""
 
     def __init__(self, case: PartitionCase) -> None:
         self.world, self.interleave = case.world, case.interleave

@@ -8,8 +8,7 @@ function for is left out of the outputs, and told as missing. Judges nothing.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_cases import (
     BLOCK_SIZE,
     CAPTURE_SIZES,
@@ -46,30 +44,36 @@ from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 """How vLLM refuses a batch."""
 
-WHOLE_ONE_IN = 16
+WHOLE_ONE_IN = 128
 """Of so many batches of requests one runs every kernel on itself, besides the smallest."""
 
 
-@lru_cache(maxsize=1)
-def _inputs() -> RunnerInputs:
-    return RunnerInputs(vllm_api())
+class VllmPartitions:
+    """Makes the makers of worlds that come one after the other, and what they share.
+
+    Raises CannotMeasure where vLLM is missing or has moved on.
+    """
+
+    name = "vllm"
+
+    def __init__(self) -> None:
+        self.api = vllm_api()
+        self.inputs = RunnerInputs(self.api)
+
+    def of(self, case: PartitionCase) -> VllmPartition:
+        """The maker for the world and interleave of this case."""
+        return VllmPartition(self, case)
 
 
 class VllmPartition:
     """Makes the outputs of cases of one world and interleave, one after the other."""
 
-    name = "vllm"
-
-    def __init__(self, case: PartitionCase) -> None:
-        self.api, self.world, self.interleave = vllm_api(), case.world, case.interleave
-        self._inputs = _inputs()
+    def __init__(self, shared: VllmPartitions, case: PartitionCase) -> None:
+        self.api, self.world, self._inputs = shared.api, case.world, shared.inputs
         self._kernels_before = (self._inputs.num_whole, self._inputs.num_rows)
-        tables = {
-            self.world.dcp_rank(rank): None for rank in range(self.world.size)
-        }
-        self._tables = {
-            rank: RememberedTables(_block_tables(self.api, case, rank)) for rank in tables
-        }
+        self._tables = [
+            RememberedTables(_block_tables(self.api, case, rank)) for rank in range(case.dcp)
+        ]
         self.ranks = [_Rank(self, case, rank) for rank in range(self.world.size)]
         self._dispatchers = {
             name: _dispatcher(self.api, setup) for name, setup in DISPATCHES.items()
@@ -81,7 +85,7 @@ class VllmPartition:
     @property
     def kernels(self) -> dict[str, int]:
         """Kernel calls for one batch alone, and distinct rows run for the others."""
-        inputs, tables = self._inputs, self._tables.values()
+        inputs, tables = self._inputs, self._tables
         whole, rows = self._kernels_before
         return {
             "whole batches: inputs": inputs.num_whole - whole,
@@ -92,8 +96,22 @@ class VllmPartition:
         }
 
     def outputs(self, cases: Sequence[PartitionCase]) -> list[PartitionOutputs]:
-        """What vLLM makes of each case."""
+        """What vLLM makes of each case; the more at once, the fewer kernel calls."""
+        self._prefetch([case for case in cases if case.pcp > 1 and not is_whole(case)])
         return [self._outputs(case) for case in cases]
+
+    @torch.inference_mode()
+    def _prefetch(self, cases: Sequence[PartitionCase]) -> None:
+        """Have the kernels work on the rows of all cases that are put together, many at a time."""
+        requests = list(dict.fromkeys(r for case in cases for r in case.requests))
+        self._inputs.rows(requests)
+        keys = {
+            (r.slot, r.num_computed_tokens, r.num_scheduled_tokens): None
+            for r in requests
+            if r.num_scheduled_tokens
+        }
+        for tables in self._tables:
+            tables.learn(keys)
 
     @torch.inference_mode()
     def _outputs(self, case: PartitionCase) -> PartitionOutputs:
@@ -102,7 +120,7 @@ class VllmPartition:
             self._stage(case, whole)
         if case.pcp == 1:  # the runner itself pads
             self._batch = self._inputs.whole(case.requests, case.descriptor)
-        for tables in self._tables.values():
+        for tables in self._tables:
             tables.is_whole = whole
         ranks = tuple(rank.outputs(case, self._batch, whole) for rank in self.ranks)
         return PartitionOutputs(ranks=ranks, step=self._step)

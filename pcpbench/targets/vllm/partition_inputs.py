@@ -31,7 +31,7 @@ from pcpbench.partition_cases import (
 from pcpbench.targets.vllm.api import WORKER, VllmApi
 
 MAX_DRAFTS = 15
-ROWS = 64
+ROWS = 256
 """Rows that one call of the kernels takes when rows are put together."""
 
 CPU = torch.device("cpu")
@@ -143,7 +143,6 @@ class RunnerInputs:
         return [self._rows[request] for request in requests]
 
     def _run_rows(self, requests: list[CaseRequest]) -> None:
-        """Decodes and prefills apart: with drafts about, vLLM counts every row's."""
         self.num_rows += len(requests)
         batch = self._prepare(self._many, list(enumerate(requests)), None)
         place = 0

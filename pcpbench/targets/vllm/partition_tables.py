@@ -7,6 +7,7 @@ that a row's slots follow from its request slot and positions, and a table's fro
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ class RememberedTables:
         self.tables = tables
         self.is_whole = True
         self.num_whole = self.num_rows = 0
-        self._gathered: dict[tuple[tuple[int, ...], int], tuple[Tensor, ...]] = {}
+        self._rows: tuple[Tensor, ...] = ()
         self._slots: dict[tuple[int, int, int], Tensor] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -45,20 +46,23 @@ class RememberedTables:
         **named: Any,
     ) -> tuple[Tensor, ...]:
         """As BlockTables.gather_block_tables; see the module."""
-        key = (tuple(idx_mapping.tolist()), num_reqs_padded)
-        known = None if self.is_whole or out is None else self._gathered.get(key)
-        if known is None:
+        if self.is_whole or out is None:
             self.num_whole += 1
             views: tuple[Tensor, ...] = self.tables.gather_block_tables(
                 idx_mapping, num_reqs_padded, out=out, out_ptrs=out_ptrs, **named
             )
-            if not self.is_whole:
-                self._gathered[key] = tuple(view.clone() for view in views)
             return views
-        assert out is not None
-        return tuple(
-            table[:num_reqs_padded].copy_(kept) for table, kept in zip(out, known, strict=True)
-        )
+        if not self._rows:
+            every = self.tables.gather_block_tables(
+                torch.arange(self.tables.max_num_reqs), self.tables.max_num_reqs
+            )
+            self._rows = tuple(table.clone() for table in every)
+            self.num_rows += self.tables.max_num_reqs
+        num_reqs = idx_mapping.shape[0]
+        for table, rows in zip(out, self._rows, strict=True):
+            torch.index_select(rows, 0, idx_mapping, out=table[:num_reqs])
+            table[num_reqs:num_reqs_padded].zero_()
+        return tuple(table[:num_reqs_padded] for table in out)
 
     def compute_slot_mappings(
         self,
@@ -81,14 +85,17 @@ class RememberedTables:
             first, last = starts[row], starts[row + 1]
             if last > first:
                 keys.append((slot, where[first], last - first))
-        self._learn(keys)
+        self.learn(keys)
         count = starts[idx_mapping.shape[0]]
         torch.cat([self._slots[key] for key in keys], dim=1, out=out[:, :count])
         out[:, count:].fill_(PAD)
         return out[:, :num_tokens_padded]
 
-    def _learn(self, keys: list[tuple[int, int, int]]) -> None:
-        """Run the kernel on all rows that were not met yet, in one call."""
+    def learn(self, keys: Iterable[tuple[int, int, int]]) -> None:
+        """Run the slot kernel on rows that were not met yet, in one call.
+
+        keys: (request slot, first position, tokens) of each.
+        """
         missing = [key for key in dict.fromkeys(keys) if key not in self._slots]
         if not missing:
             return
