@@ -14,6 +14,7 @@ import typer
 
 from pcpbench import __version__, cli_report, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
+from pcpbench.cli_check import check_app
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
     All2AllBackend,
@@ -66,6 +67,7 @@ app = typer.Typer(
 scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check scenario files.")
 app.add_typer(scenarios_app, name="scenarios")
 app.add_typer(faults_app, name="faults")
+app.add_typer(check_app, name="check")
 cli_runs.register(app)
 add_gate(app)
 cli_report.register(app)
