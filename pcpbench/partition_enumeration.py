@@ -21,7 +21,7 @@ from pcpbench.world import World
 MAX_REQUESTS: Final = 4
 PCP_SIZES: Final = (1, 2, 4)
 SIZES: Final = {
-    1: ((1, 1), (2, 2), (4, 2), (4, 4)),
+    1: ((1, 1), (2, 2), (4, 4)),
     2: ((1, 1), (1, 2), (2, 4)),
     4: ((1, 1), (1, 4), (2, 8)),
 }
@@ -30,8 +30,8 @@ SIZES: Final = {
 TP ranks that are in no DCP group together hold the same batch, so that TP comes with DCP only.
 """
 INTERLEAVES: Final = (1, 2, 4)
-SHUFFLED_UP_TO: Final = 3
-"""With PCP 4, up to how many requests a batch is also met in another order than the canonical."""
+SHUFFLED_UP_TO: Final = {1: 2, 2: 4, 4: 3}
+"""Up to how many requests a batch is also met in another order, by PCP size."""
 MOST_WITH_TP: Final = 3
 """With PCP 4 and TP above 1, most requests of a batch."""
 CHUNK: Final = 64
@@ -123,7 +123,7 @@ def shapes(world: World, max_requests: int = MAX_REQUESTS) -> list[Shape]:
             repeats = {1: 11, 2: 3}.get(number, 1)
             found += [canonical] * repeats
             other = _another_order(canonical, keep_first=pcp == 1)
-            if other != canonical and (pcp < 4 or number <= SHUFFLED_UP_TO):
+            if other != canonical and number <= SHUFFLED_UP_TO[pcp]:
                 found += [other] * min(repeats, 3)
     return found
 

@@ -97,14 +97,15 @@ class VllmPartition:
 
     def outputs(self, cases: Sequence[PartitionCase]) -> list[PartitionOutputs]:
         """What vLLM makes of each case; the more at once, the fewer kernel calls."""
-        self._prefetch([case for case in cases if case.pcp > 1 and not is_whole(case)])
+        self._prefetch([case for case in cases if not is_whole(case)])
         return [self._outputs(case) for case in cases]
 
     @torch.inference_mode()
     def _prefetch(self, cases: Sequence[PartitionCase]) -> None:
         """Have the kernels work on the rows of all cases that are put together, many at a time."""
         requests = list(dict.fromkeys(r for case in cases for r in case.requests))
-        self._inputs.rows(requests)
+        if cases and cases[0].pcp > 1:
+            self._inputs.rows(requests)
         keys = {
             (r.slot, r.num_computed_tokens, r.num_scheduled_tokens): None
             for r in requests
@@ -118,7 +119,7 @@ class VllmPartition:
         whole = is_whole(case)
         if case.requests != self._staged:
             self._stage(case, whole)
-        if case.pcp == 1:  # the runner itself pads
+        if case.pcp == 1:  # where the runner itself pads, it prepares every case
             self._batch = self._inputs.whole(case.requests, case.descriptor)
         for tables in self._tables:
             tables.is_whole = whole
@@ -269,13 +270,8 @@ class _Rank:
 
 
 def is_whole(case: PartitionCase) -> bool:
-    """Whether every kernel is run on the case itself: one request, and some of the others.
-
-    Without PCP always: there the runner's own padding is what is looked at.
-    """
-    if case.pcp == 1 or len(case.requests) == 1:
-        return True
-    return zlib.crc32(str(case.requests).encode()) % WHOLE_ONE_IN == 0
+    """Whether every kernel is run on the case itself: one request, and some of the others."""
+    return len(case.requests) == 1 or zlib.crc32(str(case.requests).encode()) % WHOLE_ONE_IN == 0
 
 
 def _block_tables(api: VllmApi, case: PartitionCase, dcp_rank: int) -> Any:

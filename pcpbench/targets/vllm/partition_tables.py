@@ -46,7 +46,7 @@ class RememberedTables:
         **named: Any,
     ) -> tuple[Tensor, ...]:
         """As BlockTables.gather_block_tables; see the module."""
-        if self.is_whole or out is None:
+        if self.is_whole:
             self.num_whole += 1
             views: tuple[Tensor, ...] = self.tables.gather_block_tables(
                 idx_mapping, num_reqs_padded, out=out, out_ptrs=out_ptrs, **named
@@ -59,10 +59,11 @@ class RememberedTables:
             self._rows = tuple(table.clone() for table in every)
             self.num_rows += self.tables.max_num_reqs
         num_reqs = idx_mapping.shape[0]
-        for table, rows in zip(out, self._rows, strict=True):
+        target = self.tables.input_block_tables if out is None else out
+        for table, rows in zip(target, self._rows, strict=True):
             torch.index_select(rows, 0, idx_mapping, out=table[:num_reqs])
             table[num_reqs:num_reqs_padded].zero_()
-        return tuple(table[:num_reqs_padded] for table in out)
+        return tuple(table[:num_reqs_padded] for table in target)
 
     def compute_slot_mappings(
         self,
@@ -73,7 +74,7 @@ class RememberedTables:
         out: Tensor | None = None,
     ) -> Tensor:
         """As BlockTables.compute_slot_mappings; see the module."""
-        if self.is_whole or out is None:
+        if self.is_whole:
             self.num_whole += 1
             slots: Tensor = self.tables.compute_slot_mappings(
                 idx_mapping, query_start_loc, positions, num_tokens_padded, out=out
@@ -87,9 +88,10 @@ class RememberedTables:
                 keys.append((slot, where[first], last - first))
         self.learn(keys)
         count = starts[idx_mapping.shape[0]]
-        torch.cat([self._slots[key] for key in keys], dim=1, out=out[:, :count])
-        out[:, count:].fill_(PAD)
-        return out[:, :num_tokens_padded]
+        target: Tensor = self.tables.slot_mappings if out is None else out
+        torch.cat([self._slots[key] for key in keys], dim=1, out=target[:, :count])
+        target[:, count:].fill_(PAD)
+        return target[:, :num_tokens_padded]
 
     def learn(self, keys: Iterable[tuple[int, int, int]]) -> None:
         """Run the slot kernel on rows that were not met yet, in one call.
