@@ -31,9 +31,7 @@ def check_partition(
     exhaustive: Annotated[
         bool, typer.Option("--exhaustive", help="All small batches instead of a sample.")
     ] = False,
-    batches: Annotated[
-        int, typer.Option("--batches", help="Batches of the sample.")
-    ] = 300,
+    batches: Annotated[int, typer.Option("--batches", help="Batches of the sample.")] = 300,
     seed: Annotated[int, typer.Option("--seed", help="Seed of the sample.")] = 0,
     pcp: Annotated[
         list[int] | None, typer.Option("--pcp", help="Only this PCP size; repeatable.")

@@ -37,12 +37,8 @@ class DispatchSetup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DISPATCHES: Final = {
-    "full_and_piecewise": DispatchSetup(
-        mode=CUDAGraphMode.FULL_AND_PIECEWISE, decode_query_len=1
-    ),
-    "full_decode_only,k=2": DispatchSetup(
-        mode=CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=3
-    ),
+    "full_and_piecewise": DispatchSetup(mode=CUDAGraphMode.FULL_AND_PIECEWISE, decode_query_len=1),
+    "full_decode_only,k=2": DispatchSetup(mode=CUDAGraphMode.FULL_DECODE_ONLY, decode_query_len=3),
 }
 
 _REQUEST = re.compile(r"([dp])(\d+)@(\d+)(?:\+(\d+))?#(\d+)")
@@ -76,7 +72,7 @@ class CaseRequest(msgspec.Struct, frozen=True, kw_only=True):
         return self.num_computed_tokens + self.num_scheduled_tokens
 
     def __str__(self) -> str:
-        """`p7@4+2#0`: a prefill of 7 tokens behind 4, with 2 left, in slot 0; `d1@5#3`: a decode."""
+        """`p7@4+2#0`: a prefill of 7 behind 4, with 2 left, in slot 0; `d1@5#3`: a decode."""
         left = f"+{self.num_left}" if self.num_left else ""
         kind = "p" if self.is_prefilling else "d"
         return f"{kind}{self.num_scheduled_tokens}@{self.num_computed_tokens}{left}#{self.slot}"
@@ -126,7 +122,9 @@ class PartitionCase(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def group(self) -> str:
         """The ranks and the mode, which reports count by."""
-        return f"pcp={self.pcp} dcp={self.dcp} tp={self.tp} interleave={self.interleave} {self.mode}"
+        return (
+            f"pcp={self.pcp} dcp={self.dcp} tp={self.tp} interleave={self.interleave} {self.mode}"
+        )
 
     def __str__(self) -> str:
         """`pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=4 tokens=4: d1@5#0 d1@3#1`."""
@@ -188,14 +186,14 @@ def check_case(case: PartitionCase) -> None:
     rules: tuple[tuple[Callable[[], bool], str], ...] = (
         (lambda: world.size > 16, "more than 16 ranks"),
         (lambda: case.interleave < 1, "an interleave below 1"),
-        (lambda: BLOCK_SIZE % case.interleave != 0, f"an interleave that does not divide {BLOCK_SIZE}"),
+        (lambda: BLOCK_SIZE % case.interleave > 0, "an interleave that no block has"),
         (lambda: len(set(slots)) < len(slots), "two requests in one slot"),
         (lambda: max(slots) >= NUM_SLOTS, f"a slot past {NUM_SLOTS - 1}"),
         (lambda: case.total_tokens == 0, "no token at all"),
         (lambda: case.total_tokens > MAX_NUM_TOKENS, f"more than {MAX_NUM_TOKENS} tokens"),
-        (lambda: (case.num_tokens or 0) > MAX_NUM_TOKENS, f"more than {MAX_NUM_TOKENS} padded tokens"),
+        (lambda: (case.num_tokens or 0) > MAX_NUM_TOKENS, f"over {MAX_NUM_TOKENS} padded tokens"),
         (lambda: (case.num_reqs or 0) > NUM_SLOTS * 2, f"more than {NUM_SLOTS * 2} padded rows"),
-        (lambda: longest > MAX_MODEL_LEN - 16, f"a request longer than {MAX_MODEL_LEN - 16} tokens"),
+        (lambda: longest > MAX_MODEL_LEN - 16, f"a request over {MAX_MODEL_LEN - 16} tokens"),
         (
             lambda: any(r.num_scheduled_tokens > MAX_QUERY_LEN for r in case.requests),
             f"a query longer than {MAX_QUERY_LEN}",

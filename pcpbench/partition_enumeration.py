@@ -153,7 +153,9 @@ def contexts(dcp: int, interleave: int) -> list[int]:
     return sorted(found)
 
 
-def requests_of(shape: Shape, number: int, world: World, interleave: int) -> tuple[CaseRequest, ...]:
+def requests_of(
+    shape: Shape, number: int, world: World, interleave: int
+) -> tuple[CaseRequest, ...]:
     """The requests of the number-th shape: contexts, slots and prompt tails dealt out in turn."""
     lengths = contexts(world.dcp_size, interleave)
     requests = []
@@ -188,9 +190,9 @@ def in_all_modes(
 ) -> Iterator[PartitionCase]:
     """One batch unpadded, padded for PIECEWISE and FULL, and as what must be refused.
 
-    Padding grows with `number`: none, one token, three; every third is cut in microbatches. FULL with exact and with spare rows and
-    tokens. To be refused under PCP, for every fourth batch: FULL with a prefill, a token too few, a
-    row too few.
+    Padding grows with `number`: none, one token, three; every third is cut in microbatches. FULL
+    with exact and with spare rows and tokens. To be refused under PCP, for every fourth batch: FULL
+    with a prefill, a token too few, a row too few.
     """
     rows, tokens = largest_rank(requests, world)
     bare = PartitionCase(

@@ -120,6 +120,17 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--target is {asked.target!r}: use one of {', '.join(TARGETS)}.")
         if asked.batch and asked.exhaustive:
             raise UsageError("--batch names one batch and --exhaustive all of them: use one.")
+        self._check_numbers()
+        if self.resume is not None and self.out is not None:
+            raise UsageError("--resume goes on in its own directory: leave --out out.")
+        if self.resume is not None and not asked.exhaustive:
+            raise UsageError("--resume takes up an exhaustive run: add --exhaustive.")
+        for text in asked.batch:
+            parse_case(text)
+        self._check_sizes()
+
+    def _check_numbers(self) -> None:
+        asked = self.settings
         if not 1 <= asked.batches <= MAX_BATCHES:
             raise UsageError(f"--batches is {asked.batches}: use 1 to {MAX_BATCHES}.")
         if not 0 <= asked.seed < 2**63:
@@ -130,13 +141,6 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(f"--jobs is {self.jobs}: use 1 to {MAX_JOBS}.")
         if self.max_time is not None and not self.max_time > 0:
             raise UsageError(f"--max-time is {self.max_time}: use a number of seconds above 0.")
-        if self.resume is not None and self.out is not None:
-            raise UsageError("--resume goes on in its own directory: leave --out out.")
-        if self.resume is not None and not asked.exhaustive:
-            raise UsageError("--resume takes up an exhaustive run: add --exhaustive.")
-        for text in asked.batch:
-            parse_case(text)
-        self._check_sizes()
 
     def _check_sizes(self) -> None:
         asked = self.settings

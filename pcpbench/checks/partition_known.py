@@ -24,7 +24,7 @@ VLLM: Final = "vllm"
 
 GLOBAL_ROWS: Final = (
     "vLLM's runner hands dispatch the number of requests of the global batch next to the tokens of "
-    "the largest rank; with rank-local rows it would choose as expected"
+    "the largest rank; with rank-local rows it chooses as expected"
 )
 ONE_TOKEN_PREFILL: Final = (
     "without PCP vLLM's runner dispatches a prefill of one token behind others like a decode; here "
@@ -39,12 +39,13 @@ UNCLEARED: Final = (
     "there; they are flagged as padding, and their slots are PAD"
 )
 IDLE_BOUND: Final = (
-    "the row of a rank without tokens has the first request's computed tokens as upper bound of its "
-    "length; its seq_len is 0"
+    "the row of a rank without tokens has the first request's computed tokens as upper bound of "
+    "its length; its seq_len is 0"
 )
 LAST_PART_PADS: Final = (
-    "vLLM gives padding rows to the last microbatch (one to the first, where that ends in padding); here a microbatch of a FULL graph has as "
-    "many rows as tokens, or as the batch has where those are fewer"
+    "vLLM gives padding rows to the last microbatch, and one to a first that ends in padding; here "
+    "a microbatch of a FULL graph has as many rows as tokens, or as the batch has where those are "
+    "fewer"
 )
 
 
@@ -100,9 +101,7 @@ def _as_decodes(case: PartitionCase, whole: StepExpectation, setup: DispatchSetu
     return "NONE" if best is None else best.label
 
 
-def _refusal(
-    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
-) -> str:
+def _refusal(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
     """Taken by a rank that has the room, while another has not."""
     if sides.fields(VLLM).get("refusal", "taken") != "taken" or sides.rank is None:
         return ""
@@ -133,9 +132,7 @@ def _padding_tokens(
     return UNCLEARED if np.all(flags[0][left != right]) else ""
 
 
-def _idle_bound(
-    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
-) -> str:
+def _idle_bound(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
     fields = sides.fields(VLLM)
     found: Any = fields[name]
     if fields["num_tokens"] != 0 or case.pcp == 1:
@@ -145,9 +142,7 @@ def _idle_bound(
     return IDLE_BOUND if np.array_equal(found, wanted) else ""
 
 
-def _part_rows(
-    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
-) -> str:
+def _part_rows(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
     part, dot, _ = name.rpartition(".")
     if not dot:
         return ""  # of the whole batch there is nothing to explain

@@ -43,7 +43,8 @@ from pcpbench.world import World
 
 def expected_outputs(case: PartitionCase) -> PartitionOutputs:
     """The oracle's answer: fields of all ranks, or that each rank has to refuse the batch."""
-    whole, setup = expectation_of(case), _setup(case.pcp, case.dcp, case.tp, case.interleave)
+    whole = expectation_of(case)
+    setup = _setup(case.pcp, case.dcp, case.tp, case.interleave)
     if is_refused(case, whole):
         ranks = tuple({"refusal": REFUSED} for _ in whole.ranks)
         return PartitionOutputs(ranks=ranks, step=_dispatch(whole))
@@ -68,13 +69,14 @@ def expectation_of(case: PartitionCase) -> StepExpectation:
 
 
 def is_refused(case: PartitionCase, expected: StepExpectation) -> bool:
-    """Whether the batch may not be run so (SPEC 5): FULL with a prefill, or no room on some rank."""
+    """Whether the batch may not be run so (SPEC 5): FULL with a prefill, or a rank without room."""
     descriptor = case.descriptor
     if case.pcp == 1 or descriptor.cg_mode is CUDAGraphMode.NONE:
         return False
-    if descriptor.cg_mode is CUDAGraphMode.FULL:
-        if expected.has_prefill or (descriptor.num_reqs or 0) < expected.dispatch_num_reqs:
-            return True
+    if descriptor.cg_mode is CUDAGraphMode.FULL and (
+        expected.has_prefill or (descriptor.num_reqs or 0) < expected.dispatch_num_reqs
+    ):
+        return True
     return descriptor.num_tokens < expected.dispatch_num_tokens
 
 
@@ -85,9 +87,7 @@ def _setup(pcp: int, dcp: int, tp: int, interleave: int) -> ArmSetup:
 
 
 @lru_cache(maxsize=1)
-def _oracle_of(
-    requests: tuple[CaseRequest, ...], dcp: int
-) -> tuple[Oracle, StepPlan, TokenFeed]:
+def _oracle_of(requests: tuple[CaseRequest, ...], dcp: int) -> tuple[Oracle, StepPlan, TokenFeed]:
     """The oracle of these requests, which all modes of one batch share."""
     plan, step, feed = plan_of(requests, dcp)
     oracle = Oracle(plan)
@@ -95,13 +95,12 @@ def _oracle_of(
     return oracle, step, feed
 
 
-def plan_of(
-    requests: Sequence[CaseRequest], dcp: int
-) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
+def plan_of(requests: Sequence[CaseRequest], dcp: int) -> tuple[ScenarioPlan, StepPlan, TokenFeed]:
     """A batch as the one step of a plan, with every request admitted in it."""
     span = BLOCK_SIZE * dcp
     feed = TokenFeed()
-    scheduled, admitted, blocks = [], [], {}
+    scheduled, admitted = [], []
+    blocks: dict[str, tuple[tuple[int, ...], ...]] = {}
     for request in requests:
         name = f"slot{request.slot}"
         prompt = tuple(token_at(request.slot, at) for at in range(request.prefill_len))
@@ -173,7 +172,7 @@ def _rank_fields(
 
 
 def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
-    """What the host knows of each row; a rank with nothing to do holds request 0, without tokens."""
+    """What the host knows of each row; a rank with nothing to do has request 0 without tokens."""
     rows = [(row.req_index, row.start, row.num_tokens) for row in rank.rows] or [(0, 0, 0)]
     requests = [case.requests[at] for at, _, _ in rows]
     starts = [request.num_computed_tokens for request in requests]

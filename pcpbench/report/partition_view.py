@@ -86,7 +86,7 @@ def _groups(result: PartitionResult, console: Console) -> Table:
             *(["To be refused"] if wide and result.what == "batches" else []),
             "Fields compared" if wide else "Compared",
             "Differ",
-            "Known" if wide else "Known",
+            "Known",
         ],
     )
     for count in result.groups:

@@ -19,7 +19,7 @@ import msgspec
 
 from pcpbench.code_version import versions
 from pcpbench.errors import UsageError
-from pcpbench.partition_request import Part, PartitionRequest, PartitionSettings
+from pcpbench.partition_request import Part, PartitionRequest
 from pcpbench.partition_results import ORACLE, PartCount, PartitionResult
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_text
@@ -44,12 +44,14 @@ def run_partition(request: PartitionRequest) -> int:
     start = time.monotonic()
     request.check()
     makers = makers_of(request.settings.target)
-    from pcpbench.device.environment import environment_of  # torch, after the target
+    # torch comes after the target, which may have to be there before Triton is
     from pcpbench.device.backends import resolve_device
+    from pcpbench.device.environment import environment_of
 
     environment = environment_of(resolve_device("cpu"))
     settings = request.settings
-    stored = {**msgspec.to_builtins(settings), "versions": versions()}
+    known: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
+    stored = {**known, "versions": dict(versions())}
     parts = settings.parts
     kept: list[PartCount] = []
     with ExitStack() as stack:
@@ -198,6 +200,3 @@ def _begin(target: str) -> None:
 
 def _run_part(part: Part) -> PartCount:
     return _Here.runner.run(part)
-
-
-__all__ = ["PartitionSettings", "run_partition"]

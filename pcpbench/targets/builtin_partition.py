@@ -172,7 +172,9 @@ def _config(case: PartitionCase) -> EngineConfig:
             cp_kv_cache_interleave_size=case.interleave,
             enable_dbo=True,
         ),
-        model_config=ModelConfig(preset="tiny", max_model_len=num_columns(case.dcp) * BLOCK_SIZE * case.dcp),
+        model_config=ModelConfig(
+            preset="tiny", max_model_len=num_columns(case.dcp) * BLOCK_SIZE * case.dcp
+        ),
         cache_config=CacheConfig(
             block_size=BLOCK_SIZE, num_gpu_blocks=1 + NUM_SLOTS * num_columns(case.dcp)
         ),

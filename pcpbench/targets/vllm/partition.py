@@ -307,14 +307,10 @@ def _dispatcher(api: VllmApi, setup: DispatchSetup) -> Any:
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
     )
     with api.groups(pp=RankView(0, 1)):
-        manager = api.CudaGraphManager(
-            config, CPU, api.mode(setup.mode), setup.decode_query_len
-        )
+        manager = api.CudaGraphManager(config, CPU, api.mode(setup.mode), setup.decode_query_len)
     manager._graphs_captured = True
     labels = {
-        api.our_descriptor(each).label
-        for known in manager._candidates.values()
-        for each in known
+        api.our_descriptor(each).label for known in manager._candidates.values() for each in known
     }
     return SimpleNamespace(manager=manager, candidates=" ".join(sorted(labels)))
 

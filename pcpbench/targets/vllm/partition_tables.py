@@ -144,8 +144,6 @@ class Shares:
             kept = torch.empty(LENGTHS, dtype=torch.int32)
             self._api.dcp_local_seq_lens(kept, every, LENGTHS, *self._where)
             self._known = kept
-        torch.index_select(
-            self._known, 0, seq_lens[:num_reqs].long(), out=self._out[:num_reqs]
-        )
+        torch.index_select(self._known, 0, seq_lens[:num_reqs].long(), out=self._out[:num_reqs])
         self._out[num_reqs:].zero_()
         return self._out[:num_reqs_padded]
