@@ -7,9 +7,9 @@ every report, never dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 
@@ -17,8 +17,9 @@ from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.partition_compare import Sides
 from pcpbench.checks.partition_oracle import candidates_of, expectation_of
-from pcpbench.modes import CUDAGraphMode
-from pcpbench.partition_cases import DISPATCHES, DispatchSetup, PartitionCase
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.partition_cases import DISPATCHES, PartitionCase
+from pcpbench.partition_results import Value
 
 VLLM: Final = "vllm"
 
@@ -50,36 +51,74 @@ LAST_PART_PADS: Final = (
 
 
 def explain(name: str, sides: Sides) -> str:
-    """Why vLLM's value has to differ, "" where nobody can say."""
-    if sides.right != VLLM or sides.case is None:
+    """Why vLLM's value has to differ in a case, "" where nobody can say."""
+    case = sides.case
+    if sides.right != VLLM or case is None:
         return ""
     base, _, setup = name.partition("[")
-    rule = _RULES.get(base.rpartition(".")[2])
-    if rule is None:
-        return ""
-    return rule(name, sides, sides.case, DISPATCHES.get(setup.rstrip("]")))
+    if base == "runner_dispatch":
+        dispatch = DISPATCHES[setup.rstrip("]")]
+        chosen = sides.fields(VLLM)[name]
+        return dispatch_reason(
+            chosen, expectation_of(case), candidates_of(dispatch), case.pcp, case.requests
+        )
+    if base == "refusal":
+        return _refusal(sides, case)
+    return field_reason(name, sides, case.pcp, case.requests[0].num_computed_tokens)
 
 
-def _runner_dispatch(
-    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
+def field_reason(name: str, sides: Sides, pcp: int, first_computed: int) -> str:
+    """The same for a field of a rank's batch. first_computed: of the step's first request."""
+    base = name.rpartition(".")[2]
+    if base in ("input_ids", "positions") and pcp == 1:
+        return UNCLEARED if _is_padding_only(name, sides) else ""
+    if name == "seq_lens_cpu_upper_bound" and pcp > 1:
+        return IDLE_BOUND if _is_idle_bound(sides, first_computed) else ""
+    if base == "num_reqs_after_padding" and base != name:
+        return LAST_PART_PADS if _is_vllms_cut(name, sides) else ""
+    return ""
+
+
+class Request(Protocol):
+    """What dispatch may know of a request."""
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens of its prompt are left."""
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens of this step."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens before it."""
+
+
+def dispatch_reason(
+    chosen: Value,
+    whole: StepExpectation,
+    candidates: Sequence[BatchExecutionDescriptor],
+    pcp: int,
+    requests: Sequence[Request],
 ) -> str:
-    if setup is None:
-        return ""
-    chosen = sides.fields(VLLM)[name]
-    whole = expectation_of(case)
-    if case.pcp > 1:
-        return GLOBAL_ROWS if chosen == _by_global_rows(case, whole, setup) else ""
-    return ONE_TOKEN_PREFILL if chosen == _as_decodes(case, whole, setup) else ""
+    """Why vLLM's runner chose another descriptor, "" where nobody can say."""
+    if pcp > 1:
+        by_global_rows = _by_global_rows(whole, candidates, len(requests))
+        return GLOBAL_ROWS if chosen == by_global_rows else ""
+    return ONE_TOKEN_PREFILL if chosen == _as_decodes(whole, candidates, requests) else ""
 
 
-def _by_global_rows(case: PartitionCase, whole: StepExpectation, setup: DispatchSetup) -> str:
+def _by_global_rows(
+    whole: StepExpectation, candidates: Sequence[BatchExecutionDescriptor], num_reqs: int
+) -> str:
     """The choice by global rows and rank-local tokens.
 
     vLLM looks among the FULL shapes of the next captured token count alone: with 3 requests and 2
     local tokens it does not come to FULL[reqs=4,tokens=4], which would have the rows.
     """
-    asked = replace(whole, dispatch_num_reqs=len(case.requests))
-    fitting = [d for d in candidates_of(setup) if d.num_tokens >= whole.dispatch_num_tokens]
+    asked = replace(whole, dispatch_num_reqs=num_reqs)
+    fitting = [d for d in candidates if d.num_tokens >= whole.dispatch_num_tokens]
     full = [d for d in fitting if d.cg_mode is CUDAGraphMode.FULL]
     next_count = min((d.num_tokens for d in full), default=0)
     looked_at = [d for d in fitting if d not in full or d.num_tokens == next_count]
@@ -87,21 +126,25 @@ def _by_global_rows(case: PartitionCase, whole: StepExpectation, setup: Dispatch
     return "NONE" if best is None else best.label
 
 
-def _as_decodes(case: PartitionCase, whole: StepExpectation, setup: DispatchSetup) -> str | None:
+def _as_decodes(
+    whole: StepExpectation,
+    candidates: Sequence[BatchExecutionDescriptor],
+    requests: Sequence[Request],
+) -> str | None:
     """The choice if one-token prefills behind a context were decodes; None where there are none."""
-    prefills = [request for request in case.requests if request.is_prefilling]
+    prefills = [request for request in requests if request.is_prefilling]
     if not prefills or any(
         r.num_scheduled_tokens != 1 or not r.num_computed_tokens for r in prefills
     ):
         return None
-    lengths = {request.num_scheduled_tokens for request in case.requests}
+    lengths = {request.num_scheduled_tokens for request in requests}
     uniform = lengths.pop() if len(lengths) == 1 else None
     taken = replace(whole, has_prefill=False, uniform_token_count=uniform)
-    best = smallest_covering(candidates_of(setup), taken)
+    best = smallest_covering(candidates, taken)
     return "NONE" if best is None else best.label
 
 
-def _refusal(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
+def _refusal(sides: Sides, case: PartitionCase) -> str:
     """Taken by a rank that has the room, while another has not."""
     if sides.fields(VLLM).get("refusal", "taken") != "taken" or sides.rank is None:
         return ""
@@ -114,38 +157,29 @@ def _refusal(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup 
     return OWN_ROWS if has_room and has_tokens else ""
 
 
-def _padding_tokens(
-    name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None
-) -> str:
+def _is_padding_only(name: str, sides: Sides) -> bool:
     """Real tokens agree, and every one that does not is flagged as padding by both."""
-    if case.pcp > 1:
-        return ""
     prefix = name.rpartition(".")[0]
     flag_name = f"{prefix}.is_padding" if prefix else "is_padding"
     ours, theirs = sides.fields(sides.left), sides.fields(VLLM)
     left, right = ours[name], theirs[name]
     flags: Any = (ours[flag_name], theirs[flag_name])
     if not (isinstance(left, np.ndarray) and isinstance(right, np.ndarray)):
-        return ""
+        return False
     if left.shape != right.shape or not np.array_equal(*flags):
-        return ""
-    return UNCLEARED if np.all(flags[0][left != right]) else ""
+        return False
+    return bool(np.all(flags[0][left != right]))
 
 
-def _idle_bound(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
-    fields = sides.fields(VLLM)
-    found: Any = fields[name]
-    if fields["num_tokens"] != 0 or case.pcp == 1:
-        return ""
-    wanted = np.zeros_like(found)
-    wanted[0] = case.requests[0].num_computed_tokens
-    return IDLE_BOUND if np.array_equal(found, wanted) else ""
+def _is_idle_bound(sides: Sides, first_computed: int) -> bool:
+    fields: Any = sides.fields(VLLM)
+    wanted = np.zeros_like(fields["seq_lens_cpu_upper_bound"])
+    wanted[0] = first_computed
+    return fields["num_tokens"] == 0 and np.array_equal(fields["seq_lens_cpu_upper_bound"], wanted)
 
 
-def _part_rows(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetup | None) -> str:
-    part, dot, _ = name.rpartition(".")
-    if not dot:
-        return ""  # of the whole batch there is nothing to explain
+def _is_vllms_cut(name: str, sides: Sides) -> bool:
+    part = name.rpartition(".")[0]
     fields: Any = sides.fields(VLLM)
     rows, total = fields[f"{part}.row_index"], fields["num_reqs_after_padding"]
     if part == "ubatch1":
@@ -153,16 +187,4 @@ def _part_rows(name: str, sides: Sides, case: PartitionCase, setup: DispatchSetu
     else:  # a cut behind the last real token takes one row with it
         is_past = fields[f"{part}.num_tokens"] < fields[f"{part}.num_tokens_after_padding"]
         wanted = min(fields[f"{part}.num_reqs"] + is_past, total)
-    return LAST_PART_PADS if fields[name] == wanted else ""
-
-
-_Rule = Callable[[str, Sides, PartitionCase, DispatchSetup | None], str]
-
-_RULES: Final[dict[str, _Rule]] = {
-    "runner_dispatch": _runner_dispatch,
-    "refusal": _refusal,
-    "input_ids": _padding_tokens,
-    "positions": _padding_tokens,
-    "seq_lens_cpu_upper_bound": _idle_bound,
-    "num_reqs_after_padding": _part_rows,
-}
+    return bool(fields[name] == wanted)

@@ -15,8 +15,9 @@ import numpy as np
 from pcpbench.checks.candidates import wanted_shapes
 from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import Oracle, RankExpectation, StepExpectation
-from pcpbench.checks.oracle_microbatch import cut_bounds, cut_expectation
+from pcpbench.checks.oracle_microbatch import cut_expectation
 from pcpbench.checks.oracle_tables import TokenFeed
+from pcpbench.checks.partition_fields import expected_fields, expected_part
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_cases import (
@@ -35,9 +36,8 @@ from pcpbench.partition_cases import (
     num_columns,
     token_at,
 )
-from pcpbench.partition_results import REFUSED, UNREAD, PartitionOutputs, Value
+from pcpbench.partition_results import REFUSED, PartitionOutputs, Value
 from pcpbench.plan import NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
-from pcpbench.records import IntArray
 from pcpbench.world import World
 
 
@@ -53,11 +53,11 @@ def expected_outputs(case: PartitionCase) -> PartitionOutputs:
         parts = cut_expectation(whole, setup, 2, case.mode == CUDAGraphMode.FULL.name)
     found = []
     for rank in whole.ranks:
-        fields = _rank_fields(case, rank, whole)
+        fields = expected_fields(rank, whole, (num_columns(case.dcp),))
         for index, part in enumerate(parts):
-            own = _part_fields(case, rank, part.ranks[rank.rank], index)
+            own = expected_part(rank, part.ranks[rank.rank], index, (num_columns(case.dcp),))
             fields |= {f"ubatch{index}.{name}": value for name, value in own.items()}
-        found.append(fields)
+        found.append(fields | _row_fields(case, rank))
     return PartitionOutputs(ranks=tuple(found), step=_dispatch(whole))
 
 
@@ -141,36 +141,6 @@ def plan_of(requests: Sequence[CaseRequest], dcp: int) -> tuple[ScenarioPlan, St
     return plan, step, feed
 
 
-def _rank_fields(
-    case: PartitionCase, rank: RankExpectation, whole: StepExpectation
-) -> dict[str, Value]:
-    count, total = rank.num_tokens, rank.num_tokens_after_padding
-    fields: dict[str, Value] = {
-        "num_reqs": rank.num_reqs,
-        "num_reqs_after_padding": rank.num_reqs_after_padding,
-        "num_tokens": count,
-        "num_tokens_after_padding": total,
-        "input_ids": rank.input_ids,
-        "positions": rank.positions,
-        "is_padding": np.arange(total) >= count,
-        "query_start_loc": rank.query_start_loc,
-        "seq_lens": rank.seq_lens,
-        "slot_mappings": rank.slot_mappings,
-        "block_tables.0": _table(case, rank),
-        **_row_fields(case, rank),
-    }
-    if rank.dcp_local_seq_lens is not None:
-        fields["dcp_local_seq_lens"] = rank.dcp_local_seq_lens
-    if rank.write_mask is not None:
-        fields["gathered_kv_write_mask"] = rank.write_mask
-        fields["padded_gather_idx"] = np.maximum(rank.gathered_token, 0)
-        restore = np.zeros(whole.num_tokens, dtype=np.int64)
-        writers = np.flatnonzero(rank.write_mask)
-        restore[rank.gathered_token[writers]] = writers
-        fields["hidden_restore_idx"] = restore
-    return fields
-
-
 def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
     """What the host knows of each row; a rank with nothing to do has request 0 without tokens."""
     rows = [(row.req_index, row.start, row.num_tokens) for row in rank.rows] or [(0, 0, 0)]
@@ -182,8 +152,6 @@ def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
     if not rank.rows:
         bound[0] = 0
     return {
-        "row_req_index": np.array([at for at, _, _ in rows]),
-        "row_start": np.array([start for _, start, _ in rows]),
         "num_scheduled_tokens": np.array([count for _, _, count in rows]),
         "num_computed_tokens_np": np.array(begins),
         "prefill_len_np": np.array([request.prefill_len for request in requests]),
@@ -191,64 +159,6 @@ def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
         "query_start_loc_np": rank.query_start_loc,
         "seq_lens_cpu_upper_bound": bound,
     }
-
-
-def _table(case: PartitionCase, rank: RankExpectation) -> IntArray:
-    """Padding rows 0; real ones the request's blocks, and UNREAD past them."""
-    table = np.zeros((rank.num_reqs_after_padding, num_columns(case.dcp)), dtype=np.int64)
-    table[: rank.num_reqs] = UNREAD
-    for row, ids in enumerate(rank.block_ids[0]):
-        table[row, : len(ids)] = ids
-    return table
-
-
-def _part_fields(
-    case: PartitionCase,
-    rank: RankExpectation,
-    part: RankExpectation,
-    index: int,
-) -> dict[str, Value]:
-    """One microbatch; a rank with nothing to do has its row of no tokens in both."""
-    first = cut_bounds(rank.num_tokens_after_padding, 2)[index][0]
-    count, total = part.num_tokens, part.num_tokens_after_padding
-    rows = _rows_in(rank, part, first)
-    table = np.full((part.num_reqs, num_columns(case.dcp)), UNREAD, dtype=np.int64)
-    for at, ids in enumerate(part.block_ids[0]):
-        table[at, : len(ids)] = ids
-    fields: dict[str, Value] = {
-        "first_token": first,
-        "num_reqs": part.num_reqs,
-        "num_reqs_after_padding": part.num_reqs_after_padding,
-        "num_tokens": count,
-        "num_tokens_after_padding": total,
-        "row_index": np.array(rows),
-        "input_ids": part.input_ids,
-        "positions": part.positions,
-        "is_padding": np.arange(total) >= count,
-        "query_start_loc": part.query_start_loc[: part.num_reqs + 1],
-        "seq_lens": part.seq_lens[: part.num_reqs],
-        "slot_mappings": part.slot_mappings,
-        "block_tables.0": table,
-        "padding_rows": "neutral",
-    }
-    if part.dcp_local_seq_lens is not None:
-        fields["dcp_local_seq_lens"] = part.dcp_local_seq_lens[: part.num_reqs]
-    return fields
-
-
-def _rows_in(rank: RankExpectation, part: RankExpectation, first: int) -> list[int]:
-    """The batch's row of each of a microbatch's rows, found by the token that it begins with."""
-    if not rank.rows:
-        return [0]
-    if not part.num_tokens:
-        return [len(rank.rows) - 1]
-    starts = rank.query_start_loc
-    found, place = [], first
-    for row in part.rows:
-        at = max(n for n in range(len(rank.rows)) if starts[n] <= place < starts[n + 1])
-        found.append(at)
-        place += row.num_tokens
-    return found
 
 
 def _dispatch(whole: StepExpectation) -> dict[str, Value]:

@@ -34,10 +34,10 @@ from pcpbench.partition_results import (
     REFUSED,
     PartitionOutputs,
     Value,
-    padding_rows,
     read_columns,
 )
 from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
+from pcpbench.targets.vllm.cuts import Cut
 from pcpbench.targets.vllm.partition_inputs import CPU, RunnerInputs
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
 
@@ -176,7 +176,6 @@ class _Rank:
         self.tables = owner._tables[self.dcp[1]]
         self.pcp_size = world.pcp_size
         self.manager: Any = None
-        num_rows = NUM_SLOTS * 2
         if world.pcp_size > 1:
             self.manager = self.api.pcp_manager(
                 pcp_world_size=world.pcp_size,
@@ -194,10 +193,7 @@ class _Rank:
         else:
             buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, CPU)
         self.shares = Shares(self.api, *self.dcp, buffers.dcp_local_seq_lens)
-        self._parts = [
-            [torch.zeros(num_rows + more, dtype=torch.int32) for more in (1, 0, 0)]
-            for _ in range(2)
-        ]
+        self._cut = Cut(self.api, NUM_SLOTS * 2, *self.dcp)
 
     def outputs(self, case: PartitionCase, whole: Any, is_whole: bool) -> dict[str, Value]:
         """Everything that the rank's forward pass would be given, or that it refused the batch."""
@@ -223,7 +219,7 @@ class _Rank:
             for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
                 fields[name] = _host(getattr(self.manager, f"_{name}"))
         if case.is_cut and batch.num_tokens_after_padding > 1:
-            for index, part in enumerate(self._cut(batch, is_whole)):
+            for index, part in enumerate(self._cut.parts(batch, is_whole)):
                 fields |= {f"ubatch{index}.{name}": value for name, value in part.items()}
         return fields
 
@@ -244,29 +240,6 @@ class _Rank:
             whole.num_tokens_after_padding,
         )
         return whole, tables, slots
-
-    def _cut(self, batch: Any, is_whole: bool) -> list[dict[str, Value]]:
-        """Two microbatches, by create_ubatch_slices and _slice_input_batch.
-
-        Their DCP lengths come from a kernel inside, so that only whole cases have them. vLLM takes
-        slots out of the mapping in its UBatchRunner, which refuses context parallelism: left out.
-        """
-        size, rank, interleave = self.dcp
-        slices = self.api.function("create_ubatch_slices")(batch, 2)
-        parts = []
-        for where, (starts, lengths, local) in zip(slices, self._parts, strict=True):
-            part = self.api.function("_slice_input_batch")(
-                batch,
-                where,
-                starts,
-                lengths,
-                local,
-                dcp_size=size if is_whole else 1,
-                dcp_rank=rank,
-                cp_interleave=interleave,
-            )
-            parts.append(_part_fields(part, where))
-        return parts
 
 
 def is_whole(case: PartitionCase) -> bool:
@@ -355,30 +328,6 @@ def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
     if not batch.num_tokens or not isinstance(rows, np.ndarray):
         return [0] * batch.num_reqs
     return [num_blocks_of(case.requests[at].slot, case.dcp) for at in rows.tolist()]
-
-
-def _part_fields(part: Any, where: Any) -> dict[str, Value]:
-    count = part.num_reqs
-    starts, lengths = _host(part.query_start_loc), _host(part.seq_lens)
-    fields: dict[str, Value] = {
-        "first_token": where.token_slice.start,
-        "num_reqs": count,
-        "num_reqs_after_padding": part.num_reqs_after_padding,
-        "num_tokens": part.num_tokens,
-        "num_tokens_after_padding": part.num_tokens_after_padding,
-        "row_index": np.arange(where.request_slice.start, where.request_slice.start + count),
-        "query_start_loc": starts[: count + 1],
-        "seq_lens": lengths[:count],
-        "padding_rows": padding_rows(starts, lengths, part.num_tokens, count),
-    }
-    for name in ("input_ids", "positions", "is_padding"):
-        fields[name] = _host(getattr(part, name))
-    if part.dcp_local_seq_lens is not None:
-        local = _host(part.dcp_local_seq_lens)
-        fields["dcp_local_seq_lens"] = local[:count]
-        if local[count:].any():
-            fields["padding_rows"] = "DCP lengths of padding rows are not 0"
-    return fields
 
 
 def _host(tensor: Tensor) -> Any:
