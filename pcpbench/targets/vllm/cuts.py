@@ -6,13 +6,16 @@ parallelism, and with it go its slices of tables and slots: what is cut here is 
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from pcpbench.partition_results import Value, padding_rows
+from pcpbench.targets.builtin import BuiltinArm
 from pcpbench.targets.vllm.api import VllmApi
+from pcpbench.targets.vllm.worker import VllmWorker
 
 
 class Cut:
@@ -45,6 +48,28 @@ class Cut:
             )
             parts.append(_part_fields(part, where))
         return parts
+
+
+class Cutter:
+    """Cuts the batch that each rank of a vLLM arm has prepared last."""
+
+    def __init__(self, arm: BuiltinArm) -> None:
+        self._workers = [cast(VllmWorker, worker) for worker in arm.engine.workers]
+        self._cuts = []
+        for worker in self._workers:
+            rows = 2 * worker.config.scheduler_config.max_num_seqs
+            dcp = (worker.dcp_size, worker.dcp_rank, worker.cp_interleave)
+            self._cuts.append(Cut(worker.api, rows, *dcp))
+
+    def parts(self) -> list[list[dict[str, Value]]]:
+        """The fields as [rank][microbatch]; nothing for a rank that has not two tokens."""
+        found = []
+        for worker, cut in zip(self._workers, self._cuts, strict=True):
+            # With experts vLLM's flags are those of all PCP ranks' rows: this rank's are cut.
+            flags = worker.local_batch.is_padding if worker.local_batch is not None else None
+            batch = replace(worker.prepared_batch, is_padding=flags)
+            found.append(cut.parts(batch) if batch.num_tokens_after_padding > 1 else [])
+        return found
 
 
 def _part_fields(part: Any, where: Any) -> dict[str, Value]:
