@@ -130,10 +130,9 @@ class _Pair:
     ) -> None:
         from pcpbench.targets.vllm.cuts import Cutter
 
-        eager = msgspec.structs.replace(
-            config.compilation_config, cudagraph_mode=CUDAGraphMode.NONE
-        )
-        cut = msgspec.structs.replace(config.parallel_config, enable_dbo=True)
+        change = msgspec.structs.replace
+        eager = change(config.compilation_config, cudagraph_mode=CUDAGraphMode.NONE)
+        cut = change(config.parallel_config, enable_dbo=True)
         self.plan, self.num_idle = plan, 0
         self._teacher = builtin.build(
             "teacher", change(config, compilation_config=eager), replays=False
