@@ -13,7 +13,6 @@ import numpy as np
 
 from pcpbench.partition_cases import PartitionCase
 from pcpbench.partition_results import (
-    REFUSED,
     FieldCount,
     GroupCount,
     PartCount,
@@ -207,8 +206,3 @@ def as_text(value: Value) -> str:
         array: Any = value.astype(np.int64) if value.dtype == np.bool_ else value
         return " ".join(str(array.tolist()).split())
     return str(value)
-
-
-def refused(fields: Mapping[str, Value]) -> bool:
-    """Whether a rank refused the batch as it should be refused."""
-    return fields.get("refusal") == REFUSED

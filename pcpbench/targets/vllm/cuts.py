@@ -19,14 +19,20 @@ from pcpbench.targets.vllm.worker import VllmWorker
 
 
 class Cut:
-    """create_ubatch_slices and _slice_input_batch on one rank. max_num_rows: of its batches."""
+    """create_ubatch_slices and _slice_input_batch on one rank.
+
+    max_num_rows: of its batches. dcp: size, rank and interleave.
+    """
 
     def __init__(
-        self, api: VllmApi, max_num_rows: int, dcp_size: int, dcp_rank: int, interleave: int
+        self, api: VllmApi, max_num_rows: int, dcp: tuple[int, int, int], device: torch.device
     ) -> None:
-        self._api, self._dcp = api, (dcp_size, dcp_rank, interleave)
+        self._api, self._dcp = api, dcp
         self._buffers = [
-            [torch.zeros(max_num_rows + more, dtype=torch.int32) for more in (1, 0, 0)]
+            [
+                torch.zeros(max_num_rows + more, dtype=torch.int32, device=device)
+                for more in (1, 0, 0)
+            ]
             for _ in range(2)
         ]
 
@@ -59,7 +65,7 @@ class Cutter:
         for worker in self._workers:
             rows = 2 * worker.config.scheduler_config.max_num_seqs
             dcp = (worker.dcp_size, worker.dcp_rank, worker.cp_interleave)
-            self._cuts.append(Cut(worker.api, rows, *dcp))
+            self._cuts.append(Cut(worker.api, rows, dcp, worker.device))
 
     def parts(self) -> list[list[dict[str, Value]]]:
         """The fields as [rank][microbatch]; nothing for a rank that has not two tokens."""
@@ -99,4 +105,4 @@ def _part_fields(part: Any, where: Any) -> dict[str, Value]:
 
 
 def _host(tensor: Tensor) -> Any:
-    return tensor.numpy().copy()
+    return tensor.cpu().numpy().copy()

@@ -36,9 +36,10 @@ from pcpbench.partition_results import (
     Value,
     read_columns,
 )
+from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
 from pcpbench.targets.vllm.cuts import Cut
-from pcpbench.targets.vllm.partition_inputs import CPU, RunnerInputs
+from pcpbench.targets.vllm.partition_inputs import RunnerInputs
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
 
 REFUSALS = (ValueError, RuntimeError, AssertionError)
@@ -58,7 +59,8 @@ class VllmPartitions:
 
     def __init__(self) -> None:
         self.api = vllm_api()
-        self.inputs = RunnerInputs(self.api)
+        self.device = torch.device("cuda" if host.has_accelerator() else "cpu")
+        self.inputs = RunnerInputs(self.api, self.device)
 
     def of(self, case: PartitionCase) -> VllmPartition:
         """The maker for the world and interleave of this case."""
@@ -70,13 +72,14 @@ class VllmPartition:
 
     def __init__(self, shared: VllmPartitions, case: PartitionCase) -> None:
         self.api, self.world, self._inputs = shared.api, case.world, shared.inputs
+        self.device = shared.device
         self._kernels_before = (self._inputs.num_whole, self._inputs.num_rows)
         self._tables = [
-            RememberedTables(_block_tables(self.api, case, rank)) for rank in range(case.dcp)
+            RememberedTables(_block_tables(self, case, rank)) for rank in range(case.dcp)
         ]
         self.ranks = [_Rank(self, case, rank) for rank in range(self.world.size)]
         self._dispatchers = {
-            name: _dispatcher(self.api, setup) for name, setup in DISPATCHES.items()
+            name: _dispatcher(self.api, setup, self.device) for name, setup in DISPATCHES.items()
         }
         self._staged: tuple[CaseRequest, ...] = ()
         self._batch: Any = None
@@ -97,8 +100,12 @@ class VllmPartition:
 
     def outputs(self, cases: Sequence[PartitionCase]) -> list[PartitionOutputs]:
         """What vLLM makes of each case; the more at once, the fewer kernel calls."""
-        self._prefetch([case for case in cases if not is_whole(case)])
+        self._prefetch([case for case in cases if not self._is_whole(case)])
         return [self._outputs(case) for case in cases]
+
+    def _is_whole(self, case: PartitionCase) -> bool:
+        """On a device that runs kernels nothing is put together."""
+        return self.device.type != "cpu" or is_whole(case)
 
     @torch.inference_mode()
     def _prefetch(self, cases: Sequence[PartitionCase]) -> None:
@@ -116,7 +123,7 @@ class VllmPartition:
 
     @torch.inference_mode()
     def _outputs(self, case: PartitionCase) -> PartitionOutputs:
-        whole = is_whole(case)
+        whole = self._is_whole(case)
         if case.requests != self._staged:
             self._stage(case, whole)
         if case.pcp == 1:  # where the runner itself pads, it prepares every case
@@ -180,7 +187,7 @@ class _Rank:
             self.manager = self.api.pcp_manager(
                 pcp_world_size=world.pcp_size,
                 pcp_rank=world.pcp_rank(rank),
-                device=CPU,
+                device=owner.device,
                 shard_decode_requests=world.shard_decode_requests,
                 max_num_reqs=NUM_SLOTS,
                 max_num_tokens=MAX_NUM_TOKENS,
@@ -191,9 +198,9 @@ class _Rank:
             )
             buffers = self.manager.input_buffers
         else:
-            buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, CPU)
+            buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, owner.device)
         self.shares = Shares(self.api, *self.dcp, buffers.dcp_local_seq_lens)
-        self._cut = Cut(self.api, NUM_SLOTS * 2, *self.dcp)
+        self._cut = Cut(self.api, NUM_SLOTS * 2, self.dcp, owner.device)
 
     def outputs(self, case: PartitionCase, whole: Any, is_whole: bool) -> dict[str, Value]:
         """Everything that the rank's forward pass would be given, or that it refused the batch."""
@@ -229,7 +236,7 @@ class _Rank:
             batch = self.api.partition(self.manager, whole, case.descriptor)
             tables, slots = self.manager.prepare_attn(batch)
             return batch, tables, slots
-        cursors = torch.zeros(NUM_SLOTS, dtype=torch.int32)
+        cursors = torch.zeros(NUM_SLOTS, dtype=torch.int32, device=whole.positions.device)
         tables = self.api.gather_block_tables(
             self.tables, whole.idx_mapping, whole.num_reqs_after_padding, cursors
         )
@@ -247,14 +254,14 @@ def is_whole(case: PartitionCase) -> bool:
     return len(case.requests) == 1 or zlib.crc32(str(case.requests).encode()) % WHOLE_ONE_IN == 0
 
 
-def _block_tables(api: VllmApi, case: PartitionCase, dcp_rank: int) -> Any:
+def _block_tables(owner: VllmPartition, case: PartitionCase, dcp_rank: int) -> Any:
     """Tables that hold every slot's blocks."""
-    tables = api.block_tables(
+    tables = owner.api.block_tables(
         block_sizes=[BLOCK_SIZE],
         max_num_reqs=NUM_SLOTS,
         max_num_batched_tokens=MAX_NUM_TOKENS,
         max_num_blocks_per_group=[num_columns(case.dcp)],
-        device=CPU,
+        device=owner.device,
         cp_size=case.dcp,
         cp_rank=dcp_rank,
         cp_interleave=case.interleave,
@@ -266,7 +273,7 @@ def _block_tables(api: VllmApi, case: PartitionCase, dcp_rank: int) -> Any:
     return tables
 
 
-def _dispatcher(api: VllmApi, setup: DispatchSetup) -> Any:
+def _dispatcher(api: VllmApi, setup: DispatchSetup, device: torch.device) -> Any:
     """A CudaGraphManager that takes its candidates for captured, and their names."""
     config = SimpleNamespace(
         scheduler_config=SimpleNamespace(max_num_seqs=NUM_SLOTS),
@@ -280,7 +287,7 @@ def _dispatcher(api: VllmApi, setup: DispatchSetup) -> Any:
         cache_config=SimpleNamespace(use_kda_recoverssm=False),
     )
     with api.groups(pp=RankView(0, 1)):
-        manager = api.CudaGraphManager(config, CPU, api.mode(setup.mode), setup.decode_query_len)
+        manager = api.CudaGraphManager(config, device, api.mode(setup.mode), setup.decode_query_len)
     manager._graphs_captured = True
     labels = {
         api.our_descriptor(each).label for known in manager._candidates.values() for each in known
@@ -331,4 +338,4 @@ def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
 
 
 def _host(tensor: Tensor) -> Any:
-    return tensor.numpy().copy()
+    return tensor.cpu().numpy().copy()

@@ -34,8 +34,6 @@ MAX_DRAFTS = 15
 ROWS = 256
 """Rows that one call of the kernels takes when rows are put together."""
 
-CPU = torch.device("cpu")
-
 
 class Row(NamedTuple):
     """What the kernels made of one request: input_ids [q], positions [q], its length."""
@@ -52,8 +50,9 @@ class RunnerInputs:
     Raises CannotMeasure where the installed runner lacks a method.
     """
 
-    def __init__(self, api: VllmApi) -> None:
-        self.api, self.num_whole, self.num_rows = api, 0, 0
+    def __init__(self, api: VllmApi, device: torch.device) -> None:
+        self.api, self.device = api, device
+        self.num_whole = self.num_rows = 0
         module = importlib.import_module(f"{WORKER}.model_runner")
         self._runner: Any = getattr(module, "GPUModelRunner", None)
         self._state: Any = getattr(module, "BatchReqState", None)
@@ -67,8 +66,8 @@ class RunnerInputs:
         self._many = self._stand_in(ROWS, ROWS * MAX_QUERY_LEN)
         self._rows: dict[CaseRequest, Row] = {}
         tokens = MAX_NUM_TOKENS
-        self._input_ids = torch.zeros(tokens, dtype=torch.int32)
-        self._positions = torch.zeros(tokens, dtype=torch.int64)
+        self._input_ids = torch.zeros(tokens, dtype=torch.int32, device=device)
+        self._positions = torch.zeros(tokens, dtype=torch.int64, device=device)
 
     def _stand_in(self, max_num_reqs: int, max_num_tokens: int) -> Any:
         """What prepare_inputs reads of a runner."""
@@ -78,14 +77,14 @@ class RunnerInputs:
             max_num_batched_tokens=max_num_tokens,
             num_speculative_steps=MAX_DRAFTS,
             vocab_size=VOCAB_SIZE,
-            device=CPU,
+            device=self.device,
         )
         for slot in range(max_num_reqs):
             state.req_id_to_index[f"row{slot}"] = slot
         return SimpleNamespace(
-            input_buffers=self.api.InputBuffers(max_num_reqs, max_num_tokens, CPU),
+            input_buffers=self.api.InputBuffers(max_num_reqs, max_num_tokens, self.device),
             req_states=state,
-            device=CPU,
+            device=self.device,
             max_num_reqs=max_num_reqs,
             decode_query_len=1,
             use_pp=False,
@@ -135,7 +134,7 @@ class RunnerInputs:
         missing = [r for r in dict.fromkeys(requests) if r not in self._rows]
         empty = [r for r in missing if not r.num_scheduled_tokens]
         for request in empty:  # no token, so no kernel has anything to write
-            none = torch.zeros(0, dtype=torch.int64)
+            none = torch.zeros(0, dtype=torch.int64, device=self.device)
             self._rows[request] = Row(none.int(), none, request.num_computed_tokens)
         missing = [r for r in missing if r.num_scheduled_tokens]
         for first in range(0, len(missing), ROWS):
@@ -249,7 +248,8 @@ class RunnerInputs:
         count, num_reqs = int(starts[-1]), len(requests)
         facts = self._facts([(request.slot, request) for request in requests])
         slots = facts["idx_mapping_np"]
-        idx_mapping = torch.from_numpy(slots.astype(np.int64))
+        device = self.device
+        idx_mapping = torch.from_numpy(slots.astype(np.int64)).to(device)
         computed = np.array([r.num_computed_tokens for r in requests], dtype=np.int32)
         cu_num_logits = np.arange(num_reqs + 1, dtype=np.int32)
         return self.api.batch(
@@ -259,15 +259,15 @@ class RunnerInputs:
             idx_mapping=idx_mapping,
             idx_mapping_np=slots,
             expanded_idx_mapping=idx_mapping,
-            expanded_local_pos=torch.zeros(num_reqs, dtype=torch.int32),
+            expanded_local_pos=torch.zeros(num_reqs, dtype=torch.int32, device=device),
             num_scheduled_tokens=lengths,
             num_tokens=count,
             num_tokens_after_padding=count,
             num_draft_tokens=0,
             num_draft_tokens_per_req=facts["num_draft_tokens_np"],
-            query_start_loc=torch.from_numpy(starts.copy()),
+            query_start_loc=torch.from_numpy(starts.copy()).to(device),
             query_start_loc_np=starts,
-            seq_lens=torch.tensor(seq_lens, dtype=torch.int32),
+            seq_lens=torch.tensor(seq_lens, dtype=torch.int32, device=device),
             seq_lens_cpu_upper_bound=torch.from_numpy(computed + lengths),
             dcp_local_seq_lens=None,
             num_computed_tokens_np=computed,
@@ -278,9 +278,9 @@ class RunnerInputs:
             decode_graph_eligible=facts["decode_graph_eligible"],
             input_ids=self._input_ids[:count],
             positions=self._positions[:count],
-            is_padding=torch.zeros(count, dtype=torch.bool),
-            logits_indices=torch.from_numpy(starts[1:].astype(np.int64) - 1),
-            cu_num_logits=torch.from_numpy(cu_num_logits.copy()),
+            is_padding=torch.zeros(count, dtype=torch.bool, device=device),
+            logits_indices=torch.from_numpy(starts[1:].astype(np.int64) - 1).to(device),
+            cu_num_logits=torch.from_numpy(cu_num_logits.copy()).to(device),
             cu_num_logits_np=cu_num_logits,
             has_structured_output_reqs=False,
             prompt_lens=None,

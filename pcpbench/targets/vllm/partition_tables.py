@@ -54,7 +54,8 @@ class RememberedTables:
             return views
         if not self._rows:
             every = self.tables.gather_block_tables(
-                torch.arange(self.tables.max_num_reqs), self.tables.max_num_reqs
+                torch.arange(self.tables.max_num_reqs, device=self.tables.device),
+                self.tables.max_num_reqs,
             )
             self._rows = tuple(table.clone() for table in every)
             self.num_rows += self.tables.max_num_reqs
@@ -102,14 +103,15 @@ class RememberedTables:
         if not missing:
             return
         self.num_rows += len(missing)
-        lengths = torch.tensor([0, *(count for _, _, count in missing)])
+        device = self.tables.device
+        lengths = torch.tensor([0, *(count for _, _, count in missing)], device=device)
         starts = lengths.cumsum(0).to(torch.int32)
-        positions = torch.cat([torch.arange(f, f + n) for _, f, n in missing])
+        positions = torch.cat([torch.arange(f, f + n, device=device) for _, f, n in missing])
         total = int(starts[-1])
-        out = torch.empty((self.tables.num_kv_cache_groups, total + 1), dtype=torch.int64)
-        self.tables.compute_slot_mappings(
-            torch.tensor([slot for slot, _, _ in missing]), starts, positions, total, out=out
-        )
+        shape = (self.tables.num_kv_cache_groups, total + 1)
+        out = torch.empty(shape, dtype=torch.int64, device=device)
+        slots = torch.tensor([slot for slot, _, _ in missing], device=device)
+        self.tables.compute_slot_mappings(slots, starts, positions, total, out=out)
         for row, key in enumerate(missing):
             self._slots[key] = out[:, int(starts[row]) : int(starts[row + 1])].clone()
 
@@ -140,8 +142,8 @@ class Shares:
                 self._out, seq_lens, num_reqs, *self._where, num_reqs_padded=num_reqs_padded
             )
         if self._known is None:
-            every = torch.arange(LENGTHS, dtype=torch.int32)
-            kept = torch.empty(LENGTHS, dtype=torch.int32)
+            every = torch.arange(LENGTHS, dtype=torch.int32, device=self._out.device)
+            kept = torch.empty_like(every)
             self._api.dcp_local_seq_lens(kept, every, LENGTHS, *self._where)
             self._known = kept
         torch.index_select(self._known, 0, seq_lens[:num_reqs].long(), out=self._out[:num_reqs])
