@@ -41,6 +41,12 @@ class PartitionOutputs:
     step: Mapping[str, Value] = field(default_factory=dict)
 
 
+def broken_outputs(num_ranks: int, error: Exception) -> PartitionOutputs:
+    """Of a maker that could not even make the global batch: an error on every rank."""
+    told = f"{type(error).__name__}: {error}"
+    return PartitionOutputs(ranks=tuple({"refusal": told} for _ in range(num_ranks)))
+
+
 class PartitionDifference(msgspec.Struct, frozen=True, kw_only=True):
     """One field that two makers do not have alike.
 

@@ -44,7 +44,13 @@ from pcpbench.partition_cases import (
     num_columns,
     token_at,
 )
-from pcpbench.partition_results import REFUSED, PartitionOutputs, Value, rank_fields
+from pcpbench.partition_results import (
+    REFUSED,
+    PartitionOutputs,
+    Value,
+    broken_outputs,
+    rank_fields,
+)
 from pcpbench.plan import NewRequest, ScheduledRequest, StepPlan
 
 REFUSALS = (ValueError, RuntimeError)
@@ -116,8 +122,12 @@ class BuiltinPartition:
 
     @torch.inference_mode()
     def _outputs(self, case: PartitionCase) -> PartitionOutputs:
-        if case.requests != self._staged:
-            self._stage(case.requests)
+        try:
+            if case.requests != self._staged:
+                self._stage(case.requests)
+        except Exception as error:  # the engine's doing: nothing of pcpbench's own is called here
+            self._staged = ()
+            return broken_outputs(self.world.size, error)
         ranks: list[dict[str, Value]] = []
         blocks = [num_blocks_of(request.slot, case.dcp) for request in case.requests]
         descriptor = self._cut(case)

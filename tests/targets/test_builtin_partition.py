@@ -103,6 +103,20 @@ def test_what_is_broken_in_the_engine_is_reported(
     assert fields <= {difference.field for difference in found.differences}
 
 
+@pytest.mark.parametrize("name", ["prepare_inputs", "prepare_attention"])
+def test_an_engine_that_breaks_is_a_difference_of_every_batch(monkeypatch, name):
+    def fail(*args):
+        raise IndexError("no such row")
+
+    monkeypatch.setattr(worker.Worker, name, fail)
+    cases = sample(6, 3, CHOICES[1])
+    found = tally_of(cases)
+    assert {difference.right_value for difference in found.differences} == {
+        "IndexError: no such row"
+    }
+    assert {difference.case for difference in found.differences} == set(map(str, cases))
+
+
 def test_a_batch_that_is_no_longer_refused_is_reported(monkeypatch):
     manager = pcp_manager.PCPManager
 

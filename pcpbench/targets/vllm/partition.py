@@ -7,6 +7,7 @@ function for is left out of the outputs, and told as missing. Judges nothing.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pcpbench.errors import PcpbenchError
 from pcpbench.partition_cases import (
     BLOCK_SIZE,
     CAPTURE_SIZES,
@@ -34,6 +36,7 @@ from pcpbench.partition_results import (
     REFUSED,
     PartitionOutputs,
     Value,
+    broken_outputs,
     read_columns,
 )
 from pcpbench.targets.vllm import host
@@ -100,7 +103,8 @@ class VllmPartition:
 
     def outputs(self, cases: Sequence[PartitionCase]) -> list[PartitionOutputs]:
         """What vLLM makes of each case; the more at once, the fewer kernel calls."""
-        self._prefetch([case for case in cases if not self._is_whole(case)])
+        with contextlib.suppress(Exception):  # whatever it is, it comes again with its case
+            self._prefetch([case for case in cases if not self._is_whole(case)])
         return [self._outputs(case) for case in cases]
 
     def _is_whole(self, case: PartitionCase) -> bool:
@@ -124,10 +128,16 @@ class VllmPartition:
     @torch.inference_mode()
     def _outputs(self, case: PartitionCase) -> PartitionOutputs:
         whole = self._is_whole(case)
-        if case.requests != self._staged:
-            self._stage(case, whole)
-        if case.pcp == 1:  # where the runner itself pads, it prepares every case
-            self._batch = self._inputs.whole(case.requests, case.descriptor)
+        try:
+            if case.requests != self._staged:
+                self._stage(case, whole)
+            if case.pcp == 1:  # where the runner itself pads, it prepares every case
+                self._batch = self._inputs.whole(case.requests, case.descriptor)
+        except PcpbenchError:
+            raise
+        except Exception as error:
+            self._staged = ()
+            return broken_outputs(self.world.size, error)
         for tables in self._tables:
             tables.is_whole = whole
         ranks = tuple(rank.outputs(case, self._batch, whole) for rank in self.ranks)
