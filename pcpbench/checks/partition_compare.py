@@ -27,6 +27,11 @@ KEPT = 20
 Explain = Callable[[str, "Sides"], str]
 """(field, both sides) -> why they have to differ, "" where nobody knows."""
 
+MayLack = Callable[[str, str], bool]
+"""(maker, field) -> whether the maker has no such thing to give."""
+
+ABSENT = "absent"
+
 
 class Sides:
     """Two makers' outputs of one case, as an explanation may look at them."""
@@ -51,8 +56,10 @@ class Sides:
 class Tally:
     """What the comparisons of one part of the work come to."""
 
-    def __init__(self, name: str, explain: Explain) -> None:
-        self.name, self._explain = name, explain
+    def __init__(
+        self, name: str, explain: Explain, may_lack: MayLack = lambda maker, name: False
+    ) -> None:
+        self.name, self._explain, self._may_lack = name, explain, may_lack
         self._groups: dict[str, dict[str, int]] = {}
         self._fields: dict[tuple[str, str, str], dict[str, int]] = {}
         self._differences: list[PartitionDifference] = []
@@ -102,9 +109,11 @@ class Tally:
                 known = self._fields.setdefault(
                     (left, right, name), dict.fromkeys(_FIELD_COUNTS, 0)
                 )
-                if ours is None or theirs is None:
+                if self._is_excused(sides, name, ours, theirs):
                     known["num_missing"] += 1
                     continue
+                ours = ABSENT if ours is None else ours
+                theirs = ABSENT if theirs is None else theirs
                 known["num_compared"] += 1
                 counts["num_compared"] += 1
                 if {(left, rank, name), (right, rank, name)} <= alike:
@@ -133,6 +142,14 @@ class Tally:
                             reason=reason,
                         )
                     )
+
+    def _is_excused(
+        self, sides: Sides, name: str, ours: Value | None, theirs: Value | None
+    ) -> bool:
+        """Whether a field is absent on a side that has nothing of the kind to give."""
+        return (ours is None and self._may_lack(sides.left, name)) or (
+            theirs is None and self._may_lack(sides.right, name)
+        )
 
     def _is_kept(self, reason: str) -> bool:
         if reason:

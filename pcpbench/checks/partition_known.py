@@ -7,6 +7,7 @@ every report, never dropped.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final, Protocol
@@ -48,6 +49,19 @@ LAST_PART_PADS: Final = (
     "a microbatch of a FULL graph has as many rows as tokens, or as the batch has where those are "
     "fewer"
 )
+
+
+NOT_OFFERED: Final = re.compile(
+    r"dispatch_num_reqs|ubatch\d\.(slot_mappings|block_tables\.\d+|dcp_local_seq_lens)"
+)
+"""What vLLM has no function for: rows of the largest rank, and slices of tables and slots of
+microbatches under context parallelism. DCP lengths of microbatches come from a kernel, which is run
+on some of the batches only."""
+
+
+def may_lack(maker: str, name: str) -> bool:
+    """Whether a maker has no such field to give; any other that is absent is a difference."""
+    return maker == VLLM and NOT_OFFERED.fullmatch(name) is not None
 
 
 def explain(name: str, sides: Sides) -> str:

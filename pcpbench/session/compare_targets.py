@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from pcpbench.checks.partition_compare import Tally
+from pcpbench.checks.partition_known import may_lack
 from pcpbench.checks.partition_steps import StepJudge, with_parts
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.config import EngineConfig
@@ -156,7 +157,7 @@ class _Pair:
             sharded_groups=tuple(group.dcp_sharded for group in shape.kv_groups),
         )
         self._judge = StepJudge(plan, setup, columns)
-        self._tally = Tally(plan.scenario, self._judge.explain)
+        self._tally = Tally(plan.scenario, self._judge.explain, may_lack)
 
     def run(self, progress: Progress) -> PartCount:
         """Every step of the scenario."""

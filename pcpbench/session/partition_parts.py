@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from pcpbench.checks.partition_compare import Tally
-from pcpbench.checks.partition_known import explain
+from pcpbench.checks.partition_known import explain, may_lack
 from pcpbench.checks.partition_oracle import expected_outputs
 from pcpbench.partition_cases import PartitionCase
 from pcpbench.partition_request import Part
@@ -66,7 +66,7 @@ class PartRunner:
         if part.ranks != self._ranks:
             self._makers = {makers.name: makers.of(cases[0]) for makers in self._all}
             self._ranks, self._kernels = part.ranks, {}
-        tally = Tally(part.name, explain)
+        tally = Tally(part.name, explain, may_lack)
         made = [maker.outputs(cases) for maker in self._makers.values()]
         for case, outputs in zip(cases, zip(*made, strict=True), strict=True):
             named = {ORACLE: expected_outputs(case)}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pcpbench.checks.partition_compare import Tally
-from pcpbench.checks.partition_known import explain
+from pcpbench.checks.partition_known import explain, may_lack
 from pcpbench.checks.partition_oracle import expected_outputs
 from pcpbench.partition_cases import parse_case
 from pcpbench.partition_results import REFUSED, PartitionOutputs
@@ -21,7 +21,7 @@ SHORT_OF_ROWS = parse_case(
 
 
 def tally_of(case, **outputs):
-    tally = Tally("test", explain)
+    tally = Tally("test", explain, may_lack)
     tally.compare(str(case), case.group, {"oracle": expected_outputs(case), **outputs}, case)
     return tally.result({}, 0.0)
 
@@ -99,12 +99,38 @@ def test_two_makers_that_agree_on_what_is_wrong_are_not_each_others_difference()
     ]
 
 
-def test_a_field_that_one_maker_lacks_is_counted_as_missing():
+def without(field):
     good = expected_outputs(CASE)
-    less = {name: value for name, value in good.ranks[0].items() if name != "seq_lens"}
-    found = tally_of(CASE, builtin=replace(good, ranks=(less, good.ranks[1])))
-    (count,) = [f for f in found.fields if f.field == "seq_lens"]
+    less = {name: value for name, value in good.ranks[0].items() if name != field}
+    return replace(good, ranks=(less, good.ranks[1]))
+
+
+@pytest.mark.parametrize("field", [field for rank, field in FIELDS if rank == 0])
+def test_a_field_that_the_engine_lacks_is_a_difference(field):
+    found = tally_of(CASE, builtin=without(field))
+    assert [(d.rank, d.field, d.right_value) for d in found.differences] == [(0, field, "absent")]
+
+
+def test_a_field_that_nobody_expects_is_a_difference():
+    good = expected_outputs(CASE)
+    more = {**good.ranks[0], "surplus": 3}
+    found = tally_of(CASE, builtin=replace(good, ranks=(more, good.ranks[1])))
+    assert [(d.rank, d.field, d.left_value) for d in found.differences] == [
+        (0, "surplus", "absent")
+    ]
+
+
+@pytest.mark.parametrize("field", ["ubatch0.slot_mappings", "ubatch1.block_tables.0"])
+def test_what_vllm_has_no_function_for_is_counted_as_missing(field):
+    found = tally_of(CASE, vllm=without(field))
+    assert not found.differences
+    (count,) = [f for f in found.fields if f.field == field]
     assert (count.num_compared, count.num_missing) == (1, 1)
+
+
+@pytest.mark.parametrize("field", ["slot_mappings", "dcp_local_seq_lens", "ubatch0.seq_lens"])
+def test_what_vllm_has_to_give_is_a_difference_when_it_does_not(field):
+    assert [d.field for d in tally_of(CASE, vllm=without(field)).differences] == [field]
 
 
 @pytest.mark.parametrize(

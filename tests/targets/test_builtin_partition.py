@@ -7,7 +7,7 @@ import pytest
 
 from pcpbench import pcp_manager, pcp_partition
 from pcpbench.checks.partition_compare import Tally
-from pcpbench.checks.partition_known import explain
+from pcpbench.checks.partition_known import explain, may_lack
 from pcpbench.checks.partition_oracle import expected_outputs
 from pcpbench.engine import block_table, worker
 from pcpbench.engine.input_batch import InputBuffers
@@ -24,7 +24,7 @@ CHOICES = [
 
 
 def tally_of(cases):
-    tally = Tally("test", explain)
+    tally = Tally("test", explain, may_lack)
     made = BuiltinPartitions().of(cases[0]).outputs(cases)
     for case, outputs in zip(cases, made, strict=True):
         both = {"oracle": expected_outputs(case), "builtin": outputs}
@@ -109,12 +109,10 @@ def test_an_engine_that_breaks_is_a_difference_of_every_batch(monkeypatch, name)
         raise IndexError("no such row")
 
     monkeypatch.setattr(worker.Worker, name, fail)
-    cases = sample(6, 3, CHOICES[1])
+    cases = sample(2, 3, CHOICES[1])
     found = tally_of(cases)
-    assert {difference.right_value for difference in found.differences} == {
-        "IndexError: no such row"
-    }
-    assert {difference.case for difference in found.differences} == set(map(str, cases))
+    broken = [d for d in found.differences if d.right_value == "IndexError: no such row"]
+    assert {difference.case for difference in broken} == set(map(str, cases))
 
 
 def test_a_batch_that_is_no_longer_refused_is_reported(monkeypatch):
