@@ -28,7 +28,8 @@ from pcpbench.partition_cases import (
     CaseRequest,
     token_at,
 )
-from pcpbench.targets.vllm.api import WORKER, VllmApi
+from pcpbench.targets.vllm.api import VllmApi
+from pcpbench.targets.vllm.names import WORKER
 
 MAX_DRAFTS = 15
 ROWS = 256
