@@ -10,8 +10,8 @@ import typer
 from pcpbench.modes import ARM_MODES
 
 ARMS = ", ".join(ARM_MODES)
-Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}.")]
-Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}.")]
+Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}; or builtin.")]
+Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}; or vllm.")]
 Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
 Target = Annotated[

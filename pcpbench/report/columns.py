@@ -320,6 +320,26 @@ MATRIX: Final = (
     Column("reason", "", "why the cell is no pass, or what was left out"),
 )  # fmt: skip
 
+PARTITION: Final = (
+    Column("group", "", "ranks, interleave and mode (`check partition`), or the scenario "
+           "(`compare builtin vllm`)"),
+    Column("num_batches", "", "batches (steps) compared"),
+    Column("num_refused", "", "of these, batches that have to be refused"),
+    Column("num_compared", "", "fields compared, over all ranks and pairs of makers"),
+    Column("num_different", "", "of these, fields that differ and nobody can say why"),
+    Column("num_explained", "", "fields that differ for a known reason"),
+)  # fmt: skip
+
+PARTITION_FIELDS: Final = (
+    Column("left", "", "who has the field as expected"),
+    Column("right", "", "who is held against it"),
+    Column("field", "", "the field"),
+    Column("num_compared", "", "how often it was compared, over batches and ranks"),
+    Column("num_different", "", "of these, times that it differed and nobody can say why"),
+    Column("num_explained", "", "times that it differed for a known reason"),
+    Column("num_missing", "", "times that one of the two says nothing of it"),
+)  # fmt: skip
+
 GATE: Final = (
     Column("rule", "", "the rule as it was written"),
     Column("metric", "", "what it is about"),
@@ -367,6 +387,10 @@ FILES: Final = (
      ADDRESS_BOOK),
     ("modes.csv", "One row for each graph mode (`modes`).", MODES),
     ("matrix.csv", "One row for each cell (`matrix`).", MATRIX),
+    ("partition.csv", "One row for each world, interleave and mode (`check partition`) or scenario "
+     "(`compare builtin vllm`).", PARTITION),
+    ("fields.csv", "One row for each field and pair of makers (`check partition`, "
+     "`compare builtin vllm`).", PARTITION_FIELDS),
     ("gate.csv", "One row for each rule and scenario (`gate`).", GATE),
 )  # fmt: skip
 
