@@ -28,6 +28,8 @@ from pcpbench.cli_options import (
     Device,
     Dtype,
     DynamicSpec,
+    EnginePython,
+    EngineTimeout,
     ExpertParallel,
     Inject,
     Interleave,
@@ -194,6 +196,8 @@ def compare(
     inject: Inject = None,
     save_baseline: SaveBaseline = None,
     baseline: Baseline = None,
+    engine_python: EnginePython = None,
+    engine_timeout: EngineTimeout = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
@@ -243,6 +247,8 @@ def compare(
         save_baseline=save_baseline,
         baseline=baseline,
         quick=quick,
+        engine_python=engine_python,
+        engine_timeout=engine_timeout,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare
