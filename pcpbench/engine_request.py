@@ -212,7 +212,7 @@ def engine_request_of(
     capture_sizes: tuple[int, ...] | None,
     repetitions: int,
 ) -> EngineRequest:
-    """A `CompareRequest` for whole engines; options, defaults: its EngineOptions, and plain ones."""
+    """A `CompareRequest` for whole engines; options: its EngineOptions; defaults: plain ones."""
     idle = {
         name: value
         for name, value in options.items()

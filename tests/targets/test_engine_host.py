@@ -1,5 +1,8 @@
 """What cannot run on which machine, and what an engine's processes are given."""
 
+import importlib.util
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -77,3 +80,30 @@ def test_nothing_is_patched_where_there_are_gpus():
         "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "VLLM_WORKER_MULTIPROC_METHOD",
         "VLLM_USE_V2_MODEL_RUNNER",
     }  # fmt: skip
+
+
+def python(code, *path, **settings):
+    """What a fresh interpreter prints with these directories in front of its path."""
+    environment = {"PYTHONPATH": ":".join(str(each) for each in path), **settings}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="triton is not installed: run scripts/setup"
+)
+def test_a_backend_named_cpu_is_there_and_never_active():
+    code = (
+        "from triton.backends import backends; "
+        "print('cpu' in backends and backends['cpu'].driver.is_active())"
+    )
+    assert python(code, HOST_SITE, TRITON_INTERPRET="1") == "False"
+    assert python("import sys; print('triton' in sys.modules)", HOST_SITE) == "False"
+
+
+def test_the_users_own_sitecustomize_still_runs(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text("print('mine')")
+    assert python("pass", HOST_SITE, tmp_path) == "mine"
+    assert python("pass", HOST_SITE) == ""
