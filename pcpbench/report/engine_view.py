@@ -26,6 +26,7 @@ def print_engine(result: EngineResult, console: Console) -> None:
     console.print(_table(result, is_wide(console)))
     facts = Facts()
     facts.add_all("Steps", [_steps(row) for row in result.arms])
+    facts.add_all("Compared", [_compared(row) for row in result.arms if row.twin])
     flips = [(row, flip) for row in result.arms for flip in row.flips]
     facts.add_all("Tokens apart", [_flip(row, flip) for row, flip in flips[:SHOWN]])
     if len(flips) > SHOWN:
@@ -148,6 +149,14 @@ def _steps(row: ArmResult) -> str:
     return text + (f"; the fault acted in {counts.faulted}" if counts.faulted else "")
 
 
+def _compared(row: ArmResult) -> str:
+    where = f", the largest difference at {row.dlogprob_at}" if row.dlogprob_at else ""
+    return (
+        f"{row.arm} against {row.twin}: {row.num_rows} of {row.num_tokens} rows of "
+        f"log-probabilities{where}"
+    )
+
+
 def _flip(row: ArmResult, flip: Flip) -> str:
     numbers = ""
     if flip.gap is not None:
@@ -158,9 +167,8 @@ def _flip(row: ArmResult, flip: Flip) -> str:
 
 
 def _reading(result: EngineResult) -> list[str]:
-    twins = ", ".join(f"{row.arm} against {row.twin}" for row in result.arms if row.twin)
     lines = [
-        f"each arm is an engine of its own; held against each other: {twins}",
+        "each arm is an engine of its own, which goes on with its own tokens",
         "compared are all log-probabilities of a token's row, up to a request's first differing "
         "token; a token may flip only where the twin holds both candidates within what is allowed",
     ]

@@ -30,6 +30,7 @@ def test_a_sound_engine_passes_and_leaves_all_files(compare):
     assert code == 0
     assert "PASS" in out
     assert "100 %" in out
+    assert "eager against reference: 147 of 147 rows" in out
     rows = list(csv.DictReader((path / "summary.csv").open()))
     assert [row["arm"] for row in rows] == ["reference", "eager"]
     assert [row["role"] for row in rows] == ["base", "candidate"]
@@ -68,6 +69,7 @@ def test_a_token_that_flips_at_a_tie_is_explained(compare):
     assert code == 0
     assert "parted at a tie that the budget explains" in out
     assert ": explained" in out
+    assert "eager against reference: 12 of 147 rows" in out
 
 
 def test_log_probabilities_that_are_no_numbers_are_a_fault(compare):
