@@ -30,6 +30,8 @@ from pcpbench.cli_options import (
     DraftModel,
     Dtype,
     DynamicSpec,
+    EnginePython,
+    EngineTimeout,
     ExpertParallel,
     Inject,
     Interleave,
@@ -200,6 +202,8 @@ def compare(
     inject: Inject = None,
     save_baseline: SaveBaseline = None,
     baseline: Baseline = None,
+    engine_python: EnginePython = None,
+    engine_timeout: EngineTimeout = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
@@ -274,6 +278,8 @@ def compare(
         save_baseline=save_baseline,
         baseline=baseline,
         quick=quick,
+        engine_python=engine_python,
+        engine_timeout=engine_timeout,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare

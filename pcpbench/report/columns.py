@@ -6,18 +6,12 @@ renamed nor reused. Knows no result. `python -m pcpbench.report.columns` prints 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from pcpbench.report.column import STAT_NAMES as STAT_NAMES
+from pcpbench.report.column import Column as Column
+from pcpbench.report.engine_columns import ENGINE
 
-class Column(NamedTuple):
-    """One column. unit: "" for names, texts and plain numbers."""
-
-    name: str
-    unit: str
-    meaning: str
-
-
-STAT_NAMES: Final = ("mean", "median", "std", "p99")
 STATS: Final = (
     ("tpot", "tpot", "time per output token of a request after its first"),
     ("itl", "itl", "gap between successive steps that gave a request tokens"),
@@ -386,6 +380,7 @@ FILES: Final = (
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),
     ("modes.csv", "One row for each graph mode (`modes`).", MODES),
+    ("summary.csv of whole engines", "One row for each arm (`compare --target engine`).", ENGINE),
     ("matrix.csv", "One row for each cell (`matrix`).", MATRIX),
     ("partition.csv", "One row for each world, interleave and mode (`check partition`) or scenario "
      "(`compare builtin vllm`).", PARTITION),
