@@ -26,8 +26,8 @@ from pcpbench.partition_enumeration import (
     sample,
     units,
 )
+from pcpbench.request import PREPARING_TARGETS
 
-TARGETS: Final = ("builtin", "vllm")
 DEFAULT_BATCHES: Final = 300
 MAX_BATCHES: Final = 1_000_000
 MAX_JOBS: Final = 64
@@ -39,7 +39,7 @@ class PartitionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
     batches: of a sample; 0 for the whole enumeration. batch: one batch as text, instead.
     """
 
-    target: str = TARGETS[0]
+    target: str = PREPARING_TARGETS[0]
     exhaustive: bool = False
     batches: int = DEFAULT_BATCHES
     seed: int = 0
@@ -116,8 +116,8 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise UsageError for what could not be run whatever the machine is."""
         asked = self.settings
-        if asked.target not in TARGETS:
-            raise UsageError(f"--target is {asked.target!r}: use one of {', '.join(TARGETS)}.")
+        if asked.target not in PREPARING_TARGETS:
+            raise UsageError(f"--target is {asked.target!r}: use one of {', '.join(PREPARING_TARGETS)}.")
         if asked.batch and asked.exhaustive:
             raise UsageError("--batch names one batch and --exhaustive all of them: use one.")
         self._check_numbers()

@@ -38,7 +38,9 @@ AUTO = "auto"
 FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
 LAUNCHERS = ("inproc",)
-TARGETS = ("builtin", "vllm", "engine")
+PREPARING_TARGETS = ("builtin", "vllm")
+"""Whose steps are prepared in this process, part by part."""
+TARGETS = (*PREPARING_TARGETS, "engine")
 QUICK_SCENARIOS = ("s3-idle-and-reuse", "s14-uneven-ranks")
 """Small batches that still hold idle steps, reuse of slots and blocks, and ranks without work."""
 DEFAULT_REPETITIONS = 3

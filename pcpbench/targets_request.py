@@ -8,7 +8,7 @@ import msgspec
 
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
-from pcpbench.request import CHECKS, FEEDS, QUICK_SCENARIOS, TARGETS, EngineOptions
+from pcpbench.request import CHECKS, FEEDS, PREPARING_TARGETS, QUICK_SCENARIOS, EngineOptions
 from pcpbench.scenarios.loader import choose_scenarios
 
 MODE = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -38,12 +38,12 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UsageError for what could not be run whatever the machine is."""
-        if (self.base, self.candidate) != TARGETS:
+        if (self.base, self.candidate) != PREPARING_TARGETS:
             raise UsageError(
                 f"{self.base!r} and {self.candidate!r} cannot be compared: name two arms, or the "
-                f"targets {' '.join(TARGETS)}, in this order."
+                f"targets {' '.join(PREPARING_TARGETS)}, in this order."
             )
-        if self.options.target != TARGETS[0]:
+        if self.options.target != PREPARING_TARGETS[0]:
             raise UsageError("--target names one target for both arms: leave it out here.")
         if self.options.microbatch:
             raise UsageError(
@@ -69,4 +69,4 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def names_targets(base: str, candidate: str) -> bool:
     """Whether a comparison is one of targets, not of arms."""
-    return base in TARGETS or candidate in TARGETS
+    return base in PREPARING_TARGETS or candidate in PREPARING_TARGETS
