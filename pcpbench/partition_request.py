@@ -117,7 +117,9 @@ class PartitionRequest(msgspec.Struct, frozen=True, kw_only=True):
         """Raise UsageError for what could not be run whatever the machine is."""
         asked = self.settings
         if asked.target not in PREPARING_TARGETS:
-            raise UsageError(f"--target is {asked.target!r}: use one of {', '.join(PREPARING_TARGETS)}.")
+            raise UsageError(
+                f"--target is {asked.target!r}: use one of {', '.join(PREPARING_TARGETS)}."
+            )
         if asked.batch and asked.exhaustive:
             raise UsageError("--batch names one batch and --exhaustive all of them: use one.")
         self._check_numbers()
