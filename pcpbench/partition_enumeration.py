@@ -101,7 +101,7 @@ def units(choice: Choice) -> list[Unit]:
     return found
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=32)
 def shapes(world: World, max_requests: int = MAX_REQUESTS) -> list[Shape]:
     """Kinds and query lengths of all batches of up to four requests.
 
