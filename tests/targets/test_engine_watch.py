@@ -73,6 +73,21 @@ def test_counts_begin_anew_each_time():
     assert counts["modes"] == {}
 
 
+def test_batches_are_looked_into_in_the_first_generation_only():
+    worker = run(Manager())
+    worker.pcpbench_counts()
+    worker.model_runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=7))
+    counts = worker.pcpbench_counts()
+    assert (counts["steps"], counts["partitioned"], counts["uneven"]) == (1, 1, 0)
+
+
+def test_a_fault_acts_in_every_generation():
+    worker = run(Manager(), "kv-writer")
+    worker.pcpbench_counts()
+    worker.model_runner.execute_model(SimpleNamespace(total_num_scheduled_tokens=7))
+    assert worker.pcpbench_counts()["faulted"] == 1
+
+
 def test_an_even_step_is_not_uneven_and_an_empty_rank_is_seen():
     assert run(Manager([0, 4])).pcpbench_counts()["uneven"] == 0
     assert run(Manager([0, 1, 2])).pcpbench_counts()["empty"] == 1

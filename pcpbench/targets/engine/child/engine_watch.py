@@ -41,9 +41,9 @@ class EngineWatch:
         }
 
     def pcpbench_counts(self) -> dict[str, Any]:
-        """What was counted since the last call."""
+        """What was counted since the last call; the first call ends the close look at batches."""
         told = dict(self._pcpbench_counts, rank=int(getattr(self, "rank", 0)))
-        self._pcpbench_counts.update(_new_counts())
+        self._pcpbench_counts.update(_new_counts(), looks=False)
         return told
 
 
@@ -51,9 +51,10 @@ def _new_counts() -> dict[str, Any]:
     """steps: executed. modes: of these, by what dispatch chose. partitioned: cut by the PCP
     manager; of these, mixed: with prefills and decodes; uneven: ranks with unequal tokens; empty:
     some rank without a token; continued: with a prefill that had begun before; faulted: in which
-    the planted fault changed something."""
+    the planted fault changed something. looks: whether batches are looked into at all: not in timed
+    generations, where waiting for a device's indices would be measured."""
     names = ("steps", "partitioned", "mixed", "uneven", "empty", "continued", "faulted")
-    return {**dict.fromkeys(names, 0), "modes": {}}
+    return {**dict.fromkeys(names, 0), "modes": {}, "looks": True}
 
 
 def _count_steps(runner: Any, counts: dict[str, Any]) -> None:
@@ -90,10 +91,12 @@ def _count_partitions(manager: Any, counts: dict[str, Any], fault: Fault | None)
 
     def partition_batch(batch: Any, *args: Any, **settings: Any) -> Any:
         local = cut(batch, *args, **settings)
+        counts["partitioned"] += 1
+        if fault is None and not counts["looks"]:
+            return local
         prefilling = np.asarray(batch.is_prefilling_np[: batch.num_reqs], dtype=bool)
         computed = np.asarray(batch.num_computed_tokens_np[: batch.num_reqs])
         per_rank = _tokens_per_rank(manager, local)
-        counts["partitioned"] += 1
         counts["mixed"] += bool(prefilling.any() and not prefilling.all())
         counts["continued"] += bool((prefilling & (computed > 0)).any())
         counts["uneven"] += bool(per_rank.min() < per_rank.max())
