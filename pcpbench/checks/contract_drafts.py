@@ -1,4 +1,4 @@
-"""C17: draft tokens are verified as planned, and cursors advance by what was accepted (SPEC 10).
+"""C17: draft tokens are verified as planned, and cursors follow, the device's and the host's (SPEC 10).
 
 Owns the judge's own verification: the longest prefix of drafts that the model would have chosen.
 That rejected tokens are fed, written and overwritten as the plan says is seen by C1, C3 and C4 of
@@ -13,7 +13,7 @@ import numpy as np
 
 from pcpbench.checks.findings import StepView, mismatch
 from pcpbench.plan import StepPlan
-from pcpbench.records import IntArray, Violation
+from pcpbench.records import IntArray, RankRecord, Violation
 
 
 def check_drafts(view: StepView) -> Iterator[Violation]:
@@ -38,6 +38,32 @@ def check_drafts(view: StepView) -> Iterator[Violation]:
             message = "" if found is None else mismatch(tensor, found, right, what)
             if message:
                 yield view.violation("C17", record.rank, tensor, message)
+        message = _bound_message(record, view.setup.decode_query_len - 1)
+        if message:
+            yield view.violation("C17", record.rank, "seq_lens_cpu_upper_bound", message)
+
+
+def _bound_message(record: RankRecord, num_drafts: int) -> str:
+    """Whether the host's bound holds, and is no further off than one step's drafts.
+
+    The host takes all drafts of a request's last step for accepted and learns better one step
+    later. A bound that is too small sizes work too small; one that runs away sizes it ever larger.
+    """
+    if record.seq_lens_cpu_upper_bound is None:
+        return ""
+    num = record.num_reqs
+    has_tokens = np.diff(record.query_start_loc[: num + 1]) > 0
+    lengths = record.seq_lens[:num][has_tokens].astype(np.int64)
+    over = record.seq_lens_cpu_upper_bound[:num][has_tokens] - lengths
+    wrong = np.flatnonzero((over < 0) | (over > num_drafts))
+    if not wrong.size:
+        return ""
+    row, first = int(np.flatnonzero(has_tokens)[wrong[0]]), int(wrong[0])
+    most = int(lengths[first]) + num_drafts
+    return (
+        f"row {row} has length {lengths[first]} and the host takes it for "
+        f"{int(lengths[first] + over[first])}: at least the length and at most {most} is right"
+    )
 
 
 def _drafts_message(view: StepView) -> str:

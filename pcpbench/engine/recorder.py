@@ -135,6 +135,7 @@ def record_rank(
         sampled_rows=None if sampled is None else np.array(sampled.rows),
         num_accepted=None if accepted is None else _host(accepted),
         num_computed_after=None if accepted is None else _cursors(worker),
+        seq_lens_cpu_upper_bound=_host(batch.seq_lens_cpu_upper_bound),
         selected=_selected(worker),
         routing=tuple(_routing(worker)),
         **record_microbatches(worker),

@@ -159,6 +159,25 @@ def cursor_not_taken_back(site: Site) -> None:
     site.wrap(RequestState, "post_verify", faulty)
 
 
+def host_cursor_not_corrected(site: Site) -> None:
+    """The host's cursor goes on from what it believed and never learns what was rejected."""
+
+    def faulty(
+        verify: Callable[..., Tensor],
+        self: RequestState,
+        slots: IntArray,
+        num_scheduled: IntArray,
+        computed: IntArray,
+        *args: Any,
+    ) -> Tensor:
+        believed = self.num_computed_tokens_np[slots].copy()
+        if (believed != computed).any():
+            site.hit()
+        return verify(self, slots, num_scheduled, believed, *args)
+
+    site.wrap(RequestState, "post_verify", faulty)
+
+
 def drafts_of_neighbour(site: Site) -> None:
     """Each request verifies the drafts of the request before it."""
 
@@ -204,6 +223,8 @@ FAULTS: Final = (
             "one.", any_match_accepted, "C17", setting=K3),
     shipped("K34", "cursor-not-taken-back", "The device's cursor counts rejected drafts as "
             "computed.", cursor_not_taken_back, "C17", setting=K3),
+    shipped("K34", "host-cursor-not-corrected", "The host's cursor never learns of rejected drafts "
+            "and runs away.", host_cursor_not_corrected, "C17", setting=K3),
     shipped("K34", "drafts-of-neighbour", "Each request verifies the drafts of the one before it.",
             drafts_of_neighbour, "C3", "C17", setting=K3),
 )  # fmt: skip

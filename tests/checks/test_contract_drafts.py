@@ -108,6 +108,19 @@ def test_another_acceptance_or_cursor_on_one_rank_breaks_c17(kit, view, tensor, 
     assert fired(replace(view, record=record)) == [("C17", 1, tensor)]
 
 
+@pytest.mark.parametrize(("over", "is_right"), [(-1, False), (0, True), (3, True), (4, False)])
+def test_the_hosts_bound_is_no_further_off_than_one_step_of_drafts(kit, view, over, is_right):
+    view = replace(view, setup=replace(SETUP, decode_query_len=4))
+    lengths = view.record.ranks[1].seq_lens
+    record = kit.change_rank(view.record, 1, seq_lens_cpu_upper_bound=lengths + over)
+    found = [v for v in check_drafts(replace(view, record=record)) if v.rank == 1]
+    assert [v.tensor for v in found] == ([] if is_right else ["seq_lens_cpu_upper_bound"])
+    if over == 4:
+        assert f"has length {lengths[0]} and the host takes it for {lengths[0] + 4}" in (
+            found[0].message
+        )
+
+
 @pytest.mark.parametrize("wrong", [[5, 9, 7, 2], [6, 10, 7, 2], [5, 10, 7, 3]])
 def test_drafts_that_come_to_another_acceptance_break_c17(view, wrong):
     broken = replace(view, record=replace(view.record, draft_tokens=np.array(wrong)))
