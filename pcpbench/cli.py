@@ -14,6 +14,7 @@ import typer
 
 from pcpbench import __version__, cli_report, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
+from pcpbench.cli_check import check_app
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
     All2AllBackend,
@@ -29,6 +30,8 @@ from pcpbench.cli_options import (
     DraftModel,
     Dtype,
     DynamicSpec,
+    EnginePython,
+    EngineTimeout,
     ExpertParallel,
     Inject,
     Interleave,
@@ -66,6 +69,7 @@ app = typer.Typer(
 scenarios_app = typer.Typer(no_args_is_help=True, help="List, show and check scenario files.")
 app.add_typer(scenarios_app, name="scenarios")
 app.add_typer(faults_app, name="faults")
+app.add_typer(check_app, name="check")
 cli_runs.register(app)
 add_gate(app)
 cli_report.register(app)
@@ -198,6 +202,8 @@ def compare(
     inject: Inject = None,
     save_baseline: SaveBaseline = None,
     baseline: Baseline = None,
+    engine_python: EnginePython = None,
+    engine_timeout: EngineTimeout = None,
     seed: Seed = 0,
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
@@ -208,37 +214,61 @@ def compare(
 ) -> None:
     """Replay arm CANDIDATE against arm BASE over scenarios and judge what it computed.
 
+    With `builtin vllm` instead of arms: hold what both targets prepare for the same steps against
+    each other and the oracle, field by field; nothing is timed.
+
     The first scenario that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
     A scenario in which the fault of --inject was not found is not compared: it never passes.
     """
     from pcpbench.request import CompareRequest, EngineOptions
+    from pcpbench.targets_request import TargetsRequest, names_targets
 
+    options = EngineOptions(
+        pcp=pcp,
+        dcp=dcp,
+        tp=tp,
+        interleave=interleave,
+        dcp_backend=dcp_backend,
+        model=model,
+        dtype=dtype,
+        capture_sizes=capture_sizes,
+        max_num_seqs=max_num_seqs,
+        spec_tokens=spec_tokens,
+        dynamic_spec=dynamic_spec,
+        draft_model=draft_model,
+        device=device,
+        backend=backend,
+        launcher=launcher,
+        seed=seed,
+        microbatch=microbatch,
+        expert_parallel=expert_parallel,
+        all2all_backend=all2all_backend,
+        target=target,
+    )
+    if names_targets(base, candidate):
+        asked = TargetsRequest(
+            base=base,
+            candidate=candidate,
+            options=options,
+            scenarios=tuple(scenario or ()),
+            quick=quick,
+            feed=feed,
+            checks=check,
+            inject=inject,
+            save_baseline=save_baseline,
+            baseline=baseline,
+            json=json,
+            out=out,
+        )
+        asked.check()
+        from pcpbench.session.compare_targets import run_compare_targets
+
+        raise typer.Exit(run_compare_targets(asked))
     request = CompareRequest(
         base=base,
         candidate=candidate,
         scenarios=tuple(scenario or ()),
-        options=EngineOptions(
-            pcp=pcp,
-            dcp=dcp,
-            tp=tp,
-            interleave=interleave,
-            dcp_backend=dcp_backend,
-            model=model,
-            dtype=dtype,
-            capture_sizes=capture_sizes,
-            max_num_seqs=max_num_seqs,
-            spec_tokens=spec_tokens,
-            dynamic_spec=dynamic_spec,
-            draft_model=draft_model,
-            device=device,
-            backend=backend,
-            launcher=launcher,
-            seed=seed,
-            microbatch=microbatch,
-            expert_parallel=expert_parallel,
-            all2all_backend=all2all_backend,
-            target=target,
-        ),
+        options=options,
         feed=feed,
         repetitions=repetitions,
         checks=check,
@@ -248,6 +278,8 @@ def compare(
         save_baseline=save_baseline,
         baseline=baseline,
         quick=quick,
+        engine_python=engine_python,
+        engine_timeout=engine_timeout,
     )
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_compare

@@ -10,16 +10,16 @@ import typer
 from pcpbench.modes import ARM_MODES
 
 ARMS = ", ".join(ARM_MODES)
-Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}.")]
-Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}.")]
+Base = Annotated[str, typer.Argument(help=f"Arm to compare with: {ARMS}; or builtin.")]
+Candidate = Annotated[str, typer.Argument(help=f"Arm to judge: {ARMS}; or vllm.")]
 Pcp = Annotated[int, typer.Option("--pcp", help="Prefill context parallel size.")]
 Dcp = Annotated[int, typer.Option("--dcp", help="Decode context parallel size.")]
 Target = Annotated[
     str,
     typer.Option(
         "--target",
-        help="What is put on the stand: builtin (pcpbench's engine) or vllm (the installed vLLM's "
-        "worker classes).",
+        help="What is put on the stand: builtin (pcpbench's engine), vllm (the installed vLLM's "
+        "worker classes) or, to compare, engine (vLLM's whole LLM, a process an arm).",
     ),
 ]
 Quick = Annotated[
@@ -129,6 +129,19 @@ All2AllBackend = Annotated[
         "--all2all-backend",
         help="How rows get to experts on other ranks: allgather_reducescatter (default) or "
         "all_to_all.",
+    ),
+]
+EnginePython = Annotated[
+    Path | None,
+    typer.Option(
+        "--engine-python", help="With --target engine: the Python that has vLLM (default: this)."
+    ),
+]
+EngineTimeout = Annotated[
+    float | None,
+    typer.Option(
+        "--engine-timeout",
+        help="With --target engine: seconds that an engine may be silent (default 600).",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the summary as JSON on stdout instead.")]

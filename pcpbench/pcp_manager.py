@@ -86,12 +86,16 @@ class PCPManager:
         self.set_block_tables(block_tables)
 
     def set_block_tables(self, block_tables: BlockTables | None) -> None:
-        """Use these block tables; allocates the rank-local tables and gathered slots they need."""
+        """Use these block tables; allocates the rank-local tables and gathered slots they need.
+
+        cp_interleave is theirs from then on: they deal out the positions.
+        """
         self.block_tables = block_tables
         self.input_block_tables: tuple[Tensor, ...] = ()
         self.slot_mappings: Tensor | None = None
         if block_tables is None:
             return
+        self.cp_interleave = block_tables.cp_interleave
         self.input_block_tables = block_tables.make_tables(
             self._max_num_local_reqs or 2 * block_tables.max_num_reqs
         )

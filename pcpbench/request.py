@@ -26,6 +26,7 @@ from pcpbench.config import (
     SchedulerConfig,
     SpeculativeConfig,
 )
+from pcpbench.engine_request import EngineRequest, engine_request_of
 from pcpbench.errors import UsageError
 from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
@@ -37,7 +38,9 @@ AUTO = "auto"
 FEEDS = ("teacher-forced", "free-running")
 CHECKS = ("quick", "full")
 LAUNCHERS = ("inproc",)
-TARGETS = ("builtin", "vllm")
+PREPARING_TARGETS = ("builtin", "vllm")
+"""Whose steps are prepared in this process, part by part."""
+TARGETS = (*PREPARING_TARGETS, "engine")
 QUICK_SCENARIOS = ("s3-idle-and-reuse", "s14-uneven-ranks")
 """Small batches that still hold idle steps, reuse of slots and blocks, and ranks without work."""
 DEFAULT_REPETITIONS = 3
@@ -309,6 +312,11 @@ class CaptureRequest(msgspec.Struct, frozen=True, kw_only=True):
     def check(self) -> None:
         """Raise UsageError for a request that could not be run whatever the machine is."""
         self.options.check()
+        if self.options.target == "engine":
+            raise UsageError(
+                "--target is 'engine': nothing can be seen of the graphs that whole engines "
+                "capture: use builtin or vllm."
+            )
         self.graph_mode  # noqa: B018 - raises for a mode that cannot be captured
 
 
@@ -318,6 +326,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     quick: without scenarios of its own, two small ones; judged, not timed.
 
     save_baseline: file to write a baseline to. baseline: file to hold this comparison against.
+    engine_python, engine_timeout: of `--target engine` only.
     """
 
     base: str
@@ -332,6 +341,8 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     inject: str | None = None
     save_baseline: Path | None = None
     baseline: Path | None = None
+    engine_python: Path | None = None
+    engine_timeout: float | None = None
     quick: bool = False
 
     @property
@@ -346,23 +357,24 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise UsageError or ScenarioError for what could not be run whatever the machine is."""
+        if self.options.target == "engine":
+            self._check_numbers()
+            return self.engine_request.check()
+        for flag, value in (
+            ("--engine-python", self.engine_python),
+            ("--engine-timeout", self.engine_timeout),
+        ):
+            if value is not None:
+                raise UsageError(
+                    f"{flag} is {str(value)!r} with --target {self.options.target}: it is for "
+                    "--target engine, which alone starts vLLM: leave one of the two out."
+                )
         for arm in (self.base, self.candidate):
             if arm not in ARM_MODES:
                 raise UsageError(f"arm {arm!r} is unknown: use one of {', '.join(ARM_MODES)}.")
         if self.base == self.candidate:
             raise UsageError(f"both arms are {self.base!r}: name two different arms.")
-        _one_of("--feed", self.feed, FEEDS)
-        _one_of("--check", self.checks, CHECKS)
-        if not 0 <= self.repetitions <= 1000:
-            raise UsageError(
-                f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
-            )
-        if self.quick and self.repetitions != DEFAULT_REPETITIONS:
-            raise UsageError(
-                f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
-                "of the two out."
-            )
-        self.options.check()
+        self._check_numbers()
         if self.options.spec_tokens and self.feed != FEEDS[0]:
             raise UsageError(
                 f"--feed is {self.feed} with --spec-tokens {self.options.spec_tokens}: the drafts "
@@ -376,6 +388,31 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--inject is {self.inject!r} with a baseline: the fresh processes behind one run "
                 "without faults, so leave one of the two out."
             )
+
+    def _check_numbers(self) -> None:
+        _one_of("--feed", self.feed, FEEDS)
+        _one_of("--check", self.checks, CHECKS)
+        if not 0 <= self.repetitions <= 1000:
+            raise UsageError(
+                f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
+            )
+        if self.quick and self.repetitions != DEFAULT_REPETITIONS:
+            raise UsageError(
+                f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
+                "of the two out."
+            )
+        self.options.check()
+
+    @property
+    def engine_request(self) -> EngineRequest:
+        """The same for whole engines."""
+        return engine_request_of(
+            msgspec.structs.asdict(self),
+            msgspec.structs.asdict(self.options),
+            msgspec.structs.asdict(EngineOptions()),
+            capture_sizes=self.options.requested_sizes,
+            repetitions=self.num_repetitions,
+        )
 
     def _check_builtin_only(self) -> None:
         """What only the built-in engine has."""

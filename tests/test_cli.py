@@ -22,6 +22,7 @@ HELP_COMMANDS = [
     ["trace", "--help"],
     ["repro", "--help"],
     ["gate", "--help"],
+    ["check", "partition", "--help"],
     ["doctor", "--help"],
     ["scenarios", "--help"],
     ["scenarios", "list", "--help"],

@@ -78,6 +78,7 @@ class BlockTables:
         self.max_num_blocks_per_group = max_num_blocks_per_group
         self.block_tables = self.make_tables(max_num_reqs)
         self.input_block_tables = self.make_tables(max_num_reqs)
+        self._num_rows_in_use = 0
         self.num_blocks_np = np.zeros((num_groups, max_num_reqs), dtype=np.int64)
         self.slot_mappings = torch.full(
             (num_groups, max_num_batched_tokens), PAD_SLOT_ID, dtype=torch.int64, device=device
@@ -150,7 +151,9 @@ class BlockTables:
         least num_reqs_padded, columns] a group; the rank's own `input_block_tables` by default.
         num_computed_tokens: int32 [request slots], where each request's next query begins: columns
         before the reach of that are zeroed in the groups that have one. None leaves
-        them. Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there.
+        them. Rows from num_reqs to num_reqs_padded are zeroed on every call, whatever stood there;
+        in the own tables those that a larger batch before had, too: a graph of that size may read
+        them.
         Whole rows are copied: columns past a row's last block may hold ids of an earlier tenant of
         the slot, and are unread by contract. Returns one [num_reqs_padded, columns] view of `out` a
         group. Raises ValueError when the rows do not fit.
@@ -162,23 +165,35 @@ class BlockTables:
                 f"{num_reqs} rows, {num_reqs_padded} with padding, do not fit block tables of "
                 f"{targets[0].shape[0]} rows"
             )
-        views = tuple(target[:num_reqs_padded] for target in targets)
+        num_rows = num_reqs_padded if out is not None else self._use_rows(num_reqs_padded)
         gather, hide = gather_rows, hide_columns
         if idx_mapping.is_cuda:
             from pcpbench.engine import block_table_kernels  # triton only where there is a device
 
             gather, hide = block_table_kernels.gather_rows, block_table_kernels.hide_columns
-        for group, (table, view) in enumerate(zip(self.block_tables, views, strict=True)):
-            gather(table, idx_mapping, view)
+        for group, (table, target) in enumerate(zip(self.block_tables, targets, strict=True)):
+            gather(table, idx_mapping, target[:num_rows])
             reach = self.sliding_window_reach[group]
             if reach and num_computed_tokens is not None:
                 span = self.block_sizes[group] * self.group_cp_size(group)
-                hide(view[:num_reqs], idx_mapping, num_computed_tokens, reach, span)
-        return views
+                hide(target[:num_reqs], idx_mapping, num_computed_tokens, reach, span)
+        return tuple(target[:num_reqs_padded] for target in targets)
 
     def get_dummy_block_tables(self, num_reqs: int) -> tuple[Tensor, ...]:
-        """Zeroed input tables for a dummy batch: every row points at the null block."""
-        return tuple(table[:num_reqs].zero_() for table in self.input_block_tables)
+        """Zeroed input tables for a dummy batch: every row points at the null block.
+
+        Rows that a larger batch before had are zeroed, too.
+        """
+        num_rows = self._use_rows(num_reqs)
+        for table in self.input_block_tables:
+            table[:num_rows].zero_()
+        return tuple(table[:num_reqs] for table in self.input_block_tables)
+
+    def _use_rows(self, num_reqs: int) -> int:
+        """Rows of the input tables to write for a batch of these: its own and the last one's."""
+        num_rows = max(num_reqs, self._num_rows_in_use)
+        self._num_rows_in_use = num_reqs
+        return num_rows
 
     def compute_slot_mappings(
         self,

@@ -8,7 +8,7 @@ the largest token count over the PCP ranks, so that all ranks choose the same de
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.records import Notice
@@ -203,6 +203,22 @@ class Dispatcher:
         if counts.num_tokens > max(d.num_tokens for d in full):
             return "more tokens than the largest FULL graph"
         return "no FULL graph with this query length"
+
+
+class FollowingDispatcher(Dispatcher):
+    """Runs each step as it is told, where it is, and keeps what it would have chosen.
+
+    For an engine that has to prepare the batches of another one, padded as that one padded them.
+    """
+
+    told: BatchExecutionDescriptor | None = None
+    own: BatchExecutionDescriptor
+
+    def decide(self, counts: BatchCounts) -> Decision:
+        """The descriptor that was told, with the reason for its own choice."""
+        chosen = super().decide(replace(counts, num_ubatches=1))
+        self.own = chosen.descriptor
+        return chosen if self.told is None else Decision(self.told, chosen.miss_reason)
 
 
 def covers(

@@ -5,7 +5,8 @@ Owns the copying; judges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -39,7 +40,7 @@ def record_step(
     outputs = output.sampled or (None,) * len(engine.workers)
     accepted = output.accepted or (None,) * len(engine.workers)
     ranks = tuple(
-        _rank_record(
+        record_rank(
             worker, descriptor, counts, sampled, verified, rank_drafts(output.proposal, index)
         )
         for index, (worker, counts, sampled, verified) in enumerate(
@@ -82,14 +83,18 @@ def kv_arrays(engine: Engine) -> list[list[Tensor]]:
     return [list(worker.kv_caches) for worker in engine.workers]
 
 
-def _rank_record(
+NO_DRAFTS: Mapping[str, Any] = MappingProxyType({})
+
+
+def record_rank(
     worker: Worker,
     descriptor: BatchExecutionDescriptor,
     counts: BatchCounts,
-    sampled: Sampled | None,
-    accepted: Tensor | None,
-    drafts: dict[str, Any],
+    sampled: Sampled | None = None,
+    accepted: Tensor | None = None,
+    drafts: Mapping[str, Any] = NO_DRAFTS,
 ) -> RankRecord:
+    """Copy what a prepared step left on one rank, with its results where there are any."""
     batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
     assert batch is not None
     dcp_lens = batch.dcp_local_seq_lens

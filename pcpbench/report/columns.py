@@ -6,18 +6,12 @@ renamed nor reused. Knows no result. `python -m pcpbench.report.columns` prints 
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
+from pcpbench.report.column import STAT_NAMES as STAT_NAMES
+from pcpbench.report.column import Column as Column
+from pcpbench.report.engine_columns import ENGINE
 
-class Column(NamedTuple):
-    """One column. unit: "" for names, texts and plain numbers."""
-
-    name: str
-    unit: str
-    meaning: str
-
-
-STAT_NAMES: Final = ("mean", "median", "std", "p99")
 STATS: Final = (
     ("tpot", "tpot", "time per output token of a request after its first"),
     ("itl", "itl", "gap between successive steps that gave a request tokens"),
@@ -320,6 +314,26 @@ MATRIX: Final = (
     Column("reason", "", "why the cell is no pass, or what was left out"),
 )  # fmt: skip
 
+PARTITION: Final = (
+    Column("group", "", "ranks, interleave and mode (`check partition`), or the scenario "
+           "(`compare builtin vllm`)"),
+    Column("num_batches", "", "batches (steps) compared"),
+    Column("num_refused", "", "of these, batches that have to be refused"),
+    Column("num_compared", "", "fields compared, over all ranks and pairs of makers"),
+    Column("num_different", "", "of these, fields that differ and nobody can say why"),
+    Column("num_explained", "", "fields that differ for a known reason"),
+)  # fmt: skip
+
+PARTITION_FIELDS: Final = (
+    Column("left", "", "who has the field as expected"),
+    Column("right", "", "who is held against it"),
+    Column("field", "", "the field"),
+    Column("num_compared", "", "how often it was compared, over batches and ranks"),
+    Column("num_different", "", "of these, times that it differed and nobody can say why"),
+    Column("num_explained", "", "times that it differed for a known reason"),
+    Column("num_missing", "", "times that one of the two says nothing of it"),
+)  # fmt: skip
+
 GATE: Final = (
     Column("rule", "", "the rule as it was written"),
     Column("metric", "", "what it is about"),
@@ -366,7 +380,12 @@ FILES: Final = (
     ("address_book.csv", "One row for each captured descriptor and buffer (`capture`).",
      ADDRESS_BOOK),
     ("modes.csv", "One row for each graph mode (`modes`).", MODES),
+    ("summary.csv of whole engines", "One row for each arm (`compare --target engine`).", ENGINE),
     ("matrix.csv", "One row for each cell (`matrix`).", MATRIX),
+    ("partition.csv", "One row for each world, interleave and mode (`check partition`) or scenario "
+     "(`compare builtin vllm`).", PARTITION),
+    ("fields.csv", "One row for each field and pair of makers (`check partition`, "
+     "`compare builtin vllm`).", PARTITION_FIELDS),
     ("gate.csv", "One row for each rule and scenario (`gate`).", GATE),
 )  # fmt: skip
 

@@ -27,6 +27,7 @@ from pcpbench.results import CompareResult, Outcome, ScenarioResult, overall
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.baseline_runs import after_compare, check_baselines
 from pcpbench.session.divergence import Locator
+from pcpbench.session.engine_run import run_engine_compare
 from pcpbench.session.inject import fault_named, planted_stand, without_bill
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.planning import plan_for
@@ -43,6 +44,8 @@ def run_compare(request: CompareRequest) -> int:
     """Run the comparison, print its report and return the exit code."""
     start = time.perf_counter()
     request.check()
+    if request.options.target == "engine":
+        return run_engine_compare(request.engine_request)
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
     target = make_target(request.options.target, device, backend)

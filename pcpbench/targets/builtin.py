@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
+from pcpbench.engine.dispatcher import FollowingDispatcher
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
@@ -95,6 +96,13 @@ class BuiltinArm:
         """Capture every candidate, if the arm replays."""
         with engine_errors():
             self.engine.capture(on_captured)
+
+    def follow(self) -> FollowingDispatcher:
+        """Have the engine run its steps as it is told from here on; returns whom to tell."""
+        known = self.engine.dispatcher
+        following = FollowingDispatcher(known.mode, known.descriptors)
+        self.engine.dispatcher = following
+        return following
 
     def start(self, plan: ScenarioPlan) -> None:
         """Begin a scenario (again)."""

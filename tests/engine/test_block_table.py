@@ -98,6 +98,39 @@ def test_gather_zeroes_rows_past_the_real_ones_every_time():
     assert second.data_ptr() == first.data_ptr() == tables.input_block_tables[0].data_ptr()
 
 
+@pytest.mark.parametrize("dummy_first", [False, True])
+@pytest.mark.parametrize("dummy_next", [False, True])
+def test_rows_of_a_larger_batch_before_are_cleared(dummy_first, dummy_next):
+    tables = make()
+    for slot in range(5):
+        tables.append_block_ids(slot, ([slot + 1] * 6,), overwrite=True)
+    tables.apply_staged_writes()
+    own = tables.input_block_tables[0]
+    if dummy_first:
+        tables.get_dummy_block_tables(5)[0].fill_(77)  # a caller may give a dummy some context
+    else:
+        tables.gather_block_tables(ids(4, 3, 2, 1, 0), 5)
+    for num_reqs in (2, 3, 0):
+        if dummy_next:
+            tables.get_dummy_block_tables(num_reqs)[0].fill_(77)
+        else:
+            tables.gather_block_tables(ids(4, 1, 3)[:num_reqs], num_reqs + 1)
+        assert own[:num_reqs].all()
+        assert not own[num_reqs:].any()
+
+
+def test_tables_of_the_caller_leave_the_own_ones_and_their_rows_alone():
+    tables = make()
+    tables.append_block_ids(3, ([9] * 6,), overwrite=True)
+    tables.apply_staged_writes()
+    own = tables.input_block_tables[0]
+    tables.gather_block_tables(ids(3, 3, 3), 3)
+    tables.gather_block_tables(ids(3), 1, tables.make_tables(2))
+    assert own[:, 0].tolist() == [9, 9, 9, 0, 0]
+    tables.gather_block_tables(ids(3), 1)
+    assert own[:, 0].tolist() == [9, 0, 0, 0, 0]
+
+
 def test_gather_into_tables_of_the_caller():
     tables = make()
     tables.append_block_ids(3, ([9],), overwrite=True)

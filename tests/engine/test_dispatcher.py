@@ -2,7 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pcpbench.engine.dispatcher import BatchCounts, Dispatcher, build_candidates, covers
+from pcpbench.engine.dispatcher import (
+    BatchCounts,
+    Dispatcher,
+    FollowingDispatcher,
+    build_candidates,
+    covers,
+)
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 
 FULL, PIECEWISE, NONE = CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE, CUDAGraphMode.NONE
@@ -155,3 +161,16 @@ def test_the_choice_covers_and_nothing_smaller_would_do(
         assert chosen.cg_mode is FULL
     same_mode = [d for d in fitting if d.cg_mode is chosen.cg_mode]
     assert chosen.num_tokens == min(d.num_tokens for d in same_mode)
+
+
+def test_a_following_dispatcher_runs_what_it_is_told_and_keeps_its_own_choice():
+    known = (
+        BatchExecutionDescriptor(CUDAGraphMode.FULL, 2, 2, uniform_token_count=1),
+        BatchExecutionDescriptor(CUDAGraphMode.PIECEWISE, 4, None),
+    )
+    following = FollowingDispatcher(CUDAGraphMode.FULL_AND_PIECEWISE, known)
+    counts = BatchCounts(2, 2, 1, has_prefill=False, max_query_len=1, num_ubatches=2)
+    assert following.decide(counts).descriptor == known[0]
+    following.told = known[1]
+    assert following.decide(counts).descriptor == known[1]
+    assert following.own == known[0]

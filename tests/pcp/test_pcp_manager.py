@@ -271,6 +271,15 @@ def test_dummy_attention_inputs_touch_only_the_local_tables(pcp_stand):
     assert all(torch.equal(a, b) for a, b in zip(before, after, strict=True))
 
 
+def test_interleave_is_that_of_the_tables_it_was_given_last(pcp_stand):
+    manager = pcp_stand(2, interleave=1).managers[0]
+    later = pcp_stand(2, dcp=2, interleave=4).managers[0].block_tables
+    manager.set_block_tables(later)
+    assert (manager.block_tables, manager.cp_interleave) == (later, 4)
+    manager.set_block_tables(None)
+    assert manager.cp_interleave == 4
+
+
 def test_manager_without_capacities_still_partitions(none_desc, pcp_stand):
     stand = pcp_stand(2)
     manager = PCPManager(2, 1, CPU, True)

@@ -63,6 +63,6 @@ def test_a_sound_plan_is_never_damaged_wherever_it_is_cut(options):
 
 def test_every_contract_may_be_what_a_bundle_accuses_of():
     plan = plan_scenario(load_scenario("s2-capture-edges"), EngineOptions())
-    for number in range(22):
+    for number in range(23):
         assert problem(case_of(plan, EngineOptions(), 1, f"C{number}")) == ""
-    assert "C22" in problem(case_of(plan, EngineOptions(), 1, "C22"))
+    assert "C23" in problem(case_of(plan, EngineOptions(), 1, "C23"))

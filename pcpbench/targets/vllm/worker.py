@@ -227,6 +227,11 @@ class VllmWorker(Worker):
         places = first.unsqueeze(1) + torch.arange(width, device=self.device)
         return tokens[places.clamp_(max=tokens.shape[0] - 1)]
 
+    @property
+    def prepared_batch(self) -> Any:
+        """vLLM's own rank-local batch of the last step."""
+        return self._prepared().batch
+
     def _prepared(self) -> Ready:
         if self._ready is None:
             raise RuntimeError("no step has been prepared yet")

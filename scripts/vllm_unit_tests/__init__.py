@@ -1,0 +1,1 @@
+"""Runs vLLM's own unit tests against its classes and against pcpbench's in their place."""

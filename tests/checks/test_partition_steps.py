@@ -1,0 +1,86 @@
+"""A recorded step as fields: good records are the oracle's, and what is broken in them is seen."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pcpbench.checks.partition_compare import Tally
+from pcpbench.checks.partition_known import GLOBAL_ROWS, may_lack
+from pcpbench.checks.partition_steps import WHOLE_COUNT, StepJudge, with_parts
+from pcpbench.checks.setup import ArmSetup
+from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.partition_results import PartitionOutputs
+from pcpbench.world import World
+
+NONE_FOUND = np.zeros(0, dtype=np.int64)
+FULL_2 = BatchExecutionDescriptor(CUDAGraphMode.FULL, 2, 2, uniform_token_count=1)
+FULL_4 = BatchExecutionDescriptor(CUDAGraphMode.FULL, 4, 4, uniform_token_count=1)
+
+
+class Steps:
+    """Four decodes on two PCP ranks, after their prefills."""
+
+    def __init__(self, kit):
+        plan = kit.make_plan([3, 2, 5, 4], 1)
+        setup = ArmSetup(
+            name="builtin",
+            world=World(pcp_size=2),
+            mode=CUDAGraphMode.FULL_AND_PIECEWISE,
+            candidates=(FULL_2, FULL_4, kit.piecewise(2), kit.piecewise(4)),
+        )
+        self.judge = StepJudge(plan, setup, (8,))
+        for step in plan.steps:
+            self.judge.advance(step, NONE_FOUND)
+        self.expected = self.judge.expect(FULL_2)
+
+    def tally(self, **made):
+        tally = Tally("test", self.judge.explain, may_lack)
+        tally.compare("step 1", "made-up", {"oracle": self.expected, **made})
+        return tally.result({}, 0.0)
+
+    def with_step(self, **changes):
+        return replace(self.expected, step={**self.expected.step, **changes})
+
+
+@pytest.fixture
+def steps(kit):
+    return Steps(kit)
+
+
+def test_an_equal_step_differs_in_nothing(steps):
+    found = steps.tally(builtin=steps.expected, vllm=steps.expected)
+    assert not found.differences
+    assert not found.explained
+
+
+def test_every_field_of_a_rank_is_seen_when_it_is_broken(steps):
+    for name, value in steps.expected.ranks[1].items():
+        wrong = value + 5 if not isinstance(value, str) else "odd"
+        if isinstance(value, np.ndarray) and value.dtype == np.bool_:
+            wrong = ~value
+        if isinstance(value, np.ndarray) and not value.size:
+            continue
+        ranks = (steps.expected.ranks[0], {**steps.expected.ranks[1], name: wrong})
+        found = steps.tally(vllm=PartitionOutputs(ranks=ranks, step=steps.expected.step))
+        assert [(d.rank, d.field) for d in found.differences] == [(1, name)]
+
+
+def test_the_dispatch_of_vllms_runner_is_known_and_every_other_is_not(steps):
+    assert steps.expected.step["descriptor"] == FULL_2.label
+    known = steps.with_step(dispatch_num_reqs=4, descriptor="PIECEWISE[tokens=2]")
+    found = steps.tally(vllm=known)
+    assert not found.differences
+    assert {d.reason for d in found.explained} == {WHOLE_COUNT, GLOBAL_ROWS}
+    odd = steps.with_step(dispatch_num_reqs=3, descriptor=FULL_4.label)
+    assert {d.field for d in steps.tally(vllm=odd).differences} == {
+        "dispatch_num_reqs",
+        "descriptor",
+    }
+    assert len(steps.tally(builtin=known).differences) == 2
+
+
+def test_parts_of_a_rank_are_put_beside_its_batch(steps):
+    both = with_parts(steps.expected, [[{"seq_lens": NONE_FOUND}], []])
+    assert "ubatch0.seq_lens" in both.ranks[0]
+    assert both.ranks[1].keys() == steps.expected.ranks[1].keys()

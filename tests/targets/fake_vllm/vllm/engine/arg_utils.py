@@ -1,0 +1,6 @@
+from dataclasses import dataclass
+
+
+@dataclass
+class EngineArgs:
+    prefill_context_parallel_size: int = 1

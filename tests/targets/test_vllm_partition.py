@@ -1,0 +1,84 @@
+"""The installed vLLM's partition of small batches is the oracle's, but for what is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from pcpbench.checks.partition_compare import Tally
+from pcpbench.checks.partition_known import explain, may_lack
+from pcpbench.checks.partition_oracle import expected_outputs
+from pcpbench.partition_cases import parse_case
+from pcpbench.partition_enumeration import Choice, sample
+
+
+@pytest.fixture(scope="module")
+def makers(api):
+    from pcpbench.targets.vllm.partition import VllmPartitions
+
+    return VllmPartitions()
+
+
+def tally_of(makers, cases):
+    tally = Tally("test", explain, may_lack)
+    maker = makers.of(cases[0])
+    for case, outputs in zip(cases, maker.outputs(cases), strict=True):
+        both = {"oracle": expected_outputs(case), "vllm": outputs}
+        tally.compare(str(case), case.group, both, case)
+    return tally.result(maker.kernels, 0.0)
+
+
+CASES = [
+    "pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=4 tokens=4 ubatches=2: d1@5#0 d1@2#1 d1@3#2 d1@9#5",
+    "pcp=2 dcp=1 tp=1 interleave=1 NONE: p5@3+2#2 d1@5#0 p0@4+1#3 d3@2#1",
+    "pcp=2 dcp=1 tp=1 interleave=1 PIECEWISE tokens=6: p5@3+2#2 d1@5#0 d1@2#1",
+    "pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=1 tokens=4: d1@5#0 d1@2#1 d1@3#2",
+    "pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=2 tokens=4: d1@5#0 p1@2#1",
+    "pcp=2 dcp=1 tp=1 interleave=1 PIECEWISE tokens=1: d1@5#0 d1@2#1 d1@3#2",
+]
+
+
+def test_a_few_batches_differ_in_nothing_but_the_dispatch_of_the_runner(makers):
+    found = tally_of(makers, [parse_case(text) for text in CASES])
+    assert not found.differences
+    known = {difference.field.partition("[")[0] for difference in found.explained}
+    assert known <= {"runner_dispatch", "refusal", "ubatch1.num_reqs_after_padding"}
+    assert "runner_dispatch" in known
+    assert "refusal" in known
+
+
+def test_lengths_and_slots_under_dcp(makers):
+    cases = sample(8, 2, Choice(pcp=(2,), dcp=(2,), interleave=(2,), max_requests=2))
+    found = tally_of(makers, cases)
+    assert not found.differences
+    names = {field.field for field in found.fields if field.num_compared}
+    assert {"dcp_local_seq_lens", "slot_mappings", "block_tables.0", "is_padding"} <= names
+
+
+def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):
+    from pcpbench.targets.vllm import partition
+
+    cases = [parse_case(text) for text in CASES[:3]]
+    made = {}
+    for whole in (True, False):
+        monkeypatch.setattr(partition, "is_whole", lambda case, whole=whole: whole)
+        made[whole] = makers.of(cases[0]).outputs(cases)
+    for one, other in zip(made[True], made[False], strict=True):
+        for left, right in zip(one.ranks, other.ranks, strict=True):
+            assert left.keys() == right.keys()
+            for name in left:
+                assert np.array_equal(left[name], right[name]), name
+
+
+def test_a_wrong_restore_index_in_vllm_is_reported(makers, monkeypatch):
+    manager = makers.api.PCPManager
+    original = manager._build_batch_layout
+
+    def shifted(self, *args, **named):
+        found = original(self, *args, **named)
+        self._hidden_restore_idx = self._hidden_restore_idx.roll(1)
+        return found
+
+    monkeypatch.setattr(manager, "_build_batch_layout", shifted)
+    found = tally_of(makers, [parse_case(CASES[1])])
+    assert {difference.field for difference in found.differences} == {"hidden_restore_idx"}
