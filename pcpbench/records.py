@@ -118,7 +118,7 @@ class RankRecord:
     num_accepted [requests that sample]: draft tokens that this rank's device accepted.
     num_computed_after [scheduled requests]: the device's cursors after the step. Both None for a
     step without drafts, or where the target cannot tell.
-    seq_lens_cpu_upper_bound [R]: what the host takes seq_lens for; None where the target cannot tell.
+    seq_lens_cpu_upper_bound [R]: what the host takes seq_lens for; None where nobody can tell.
     selected [layers, T, index_topk]: the positions that each token attends to, -1 for none, in any
     order; None where a model attends to all, or the target cannot tell.
     microbatches: what the batch was cut into, in the order of its tokens; empty where it ran whole.
