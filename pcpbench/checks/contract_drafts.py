@@ -1,4 +1,4 @@
-"""C17: draft tokens are verified as planned, and cursors follow, the device's and the host's (SPEC 10).
+"""C17: drafts are verified as planned, and cursors follow, the device's and the host's (SPEC 10).
 
 Owns the judge's own verification: the longest prefix of drafts that the model would have chosen.
 That rejected tokens are fed, written and overwritten as the plan says is seen by C1, C3 and C4 of
