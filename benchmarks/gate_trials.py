@@ -9,6 +9,9 @@ baseline recorded before them, as a branch shares its main. Prints the table of 
 Run: python benchmarks/gate_trials.py FILE [--gates 200] [--planted 100] [--neighbour] [--report]
 
 --neighbour: beside a process that keeps the other core busy. --report: judge what the file has.
+--no-floors: leave out the kernel floors, which only a `launch` rule needs: processes are shorter.
+Two recordings at once, each with a FILE of its own, are each other's neighbours; a file with the
+lines of one behind those of the other is reported as one.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ def main() -> None:
     parser.add_argument("--planted", type=int, default=100)
     parser.add_argument("--slowdown", type=float, default=0.05)
     parser.add_argument("--neighbour", action="store_true")
+    parser.add_argument("--no-floors", action="store_true")
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
     records = read(arguments.file)
@@ -86,6 +90,8 @@ def record(arguments: argparse.Namespace, records: list[Record]) -> None:
         options=EngineOptions(),
         scenarios=tuple(arguments.scenario),
     )
+    if arguments.no_floors:
+        job = msgspec.structs.replace(job, floor_repetitions=0)
     wanted = {0.0: arguments.gates, arguments.slowdown: arguments.planted}
     turn = 0
     with arguments.file.open("ab") as stream:

@@ -46,7 +46,8 @@ def time_arms(
     from the first on, floors are measured, since they take longer than the steps; None for all.
     """
     with _no_collector(), _passes_forgotten(arms):
-        kernels = record_kernels(arms, plan, forced, clock, on_step, drafts)
+        chosen = floor_steps(plan) if floor_repetitions != 0 else frozenset()
+        kernels = record_kernels(arms, plan, forced, clock, on_step, drafts, chosen)
         timings = []
         for repetition in range(repetitions):
             if repetition == floor_repetitions:
@@ -91,13 +92,15 @@ def record_kernels(
     clock: Clock,
     on_step: Callable[[], None] = lambda: None,
     drafts: Drafts = None,
+    chosen: frozenset[int] | None = None,
 ) -> dict[tuple[str, int], Kernels]:
     """The kernels of each arm in the steps whose floor is measured, by label and step index.
 
-    Every step runs, since each stands on the ones before; the chosen ones under the instrument.
+    Every step runs, since each stands on the ones before; the chosen ones (by index; None for those
+    of floor_steps) under the instrument. Without any it warms both arms up.
     """
     kernels: dict[tuple[str, int], Kernels] = {}
-    chosen = floor_steps(plan)
+    chosen = floor_steps(plan) if chosen is None else chosen
     for arm in arms:
         arm.start(plan)
     for number, step in enumerate(plan.steps):

@@ -46,10 +46,12 @@ def test_a_worker_times_both_arms(job):
 
 
 def test_floors_are_measured_in_the_first_repetitions_only(job):
-    one, two = (
+    none, one, two = (
         time_job(msgspec.structs.replace(job, floor_repetitions=number)).scenarios[0].metrics
-        for number in (1, 2)
+        for number in (0, 1, 2)
     )
+    assert (none["launch"].num_pairs, none["launch"].ratio) == (0, None)
+    assert none["tpot"].num_pairs == one["tpot"].num_pairs
     assert two["launch"].num_pairs == 2 * one["launch"].num_pairs > 0
     assert one["step"].num_pairs == two["step"].num_pairs
 
