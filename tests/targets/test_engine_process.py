@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -128,6 +129,22 @@ def test_an_interpreter_that_does_not_answer_is_given_up(tmp_path):
         probe_python(program, timeout_s=0.3)
 
 
+def test_nothing_that_an_interpreter_started_lives_on(tmp_path):
+    program, started = tmp_path / "python", tmp_path / "started"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {started}\nwait\n")
+    program.chmod(0o755)
+    with pytest.raises(CannotMeasure, match="did not say what it has"):
+        probe_python(program, timeout_s=2.0)
+    process = Path("/proc", started.read_text().strip(), "stat")
+    assert not process.exists() or process.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_an_interpreter_of_this_directory_needs_no_slash(fake_vllm, monkeypatch):
+    python = fake_vllm()
+    monkeypatch.chdir(python.parent)
+    assert probe_python(Path(python.name)).error == ""
+
+
 def test_an_interpreter_tells_what_it_has(fake_vllm):
     probe = probe_python(fake_vllm())
     assert probe.error == ""
@@ -139,5 +156,5 @@ def test_an_interpreter_without_vllm_says_why(tmp_path, monkeypatch):
     (tmp_path / "vllm.py").write_text("raise ImportError('broken on purpose')")
     (tmp_path / "torch.py").write_text("")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    probe = probe_python(__import__("pathlib").Path(sys.executable))
+    probe = probe_python(Path(sys.executable))
     assert "broken on purpose" in probe.error

@@ -47,26 +47,33 @@ def probe_python(python: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
             "DIRECTORY/bin/python."
         )
     try:
-        done = subprocess.run(
-            [str(python), str(PROGRAM), "--probe"],
+        asked = subprocess.Popen(
+            [str(python.absolute()), str(PROGRAM), "--probe"],  # a bare name would be one of PATH
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=timeout_s,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
             env=probe_environment(),
-            check=False,
+            start_new_session=True,
         )
     except OSError as error:
-        raise UsageError(f"{told}, which cannot be executed ({error.strerror}).") from error
+        raise UsageError(
+            f"{told}, which cannot be executed ({error.strerror}): name a Python interpreter, such "
+            "as DIRECTORY/bin/python."
+        ) from error
+    try:
+        answer, _ = asked.communicate(timeout=timeout_s)
     except subprocess.TimeoutExpired as error:
         raise CannotMeasure(
             f"{told}, which did not say what it has within {timeout_s:.0f} s."
         ) from error
+    finally:
+        _end(asked)  # a script may have started others, which would live on
     try:
-        return msgspec.json.decode(done.stdout, type=Probe)
+        return msgspec.json.decode(answer, type=Probe)
     except msgspec.DecodeError as error:
         raise UsageError(
             f"{told}, which did not answer as a Python interpreter (exit code "
-            f"{done.returncode}): name one, such as DIRECTORY/bin/python."
+            f"{asked.returncode}): name one, such as DIRECTORY/bin/python."
         ) from error
 
 
@@ -90,7 +97,7 @@ def run_engine(
     told: list[Event] = []
     with log.open("wb") as out:
         engine = subprocess.Popen(
-            [str(python), str(PROGRAM), str(order_file.resolve()), str(events.path.resolve())],
+            [str(python.absolute()), str(PROGRAM), str(order_file.resolve()), str(events.path.resolve())],
             stdin=subprocess.PIPE,  # it ends with us, however we end: see engine_child.py
             stdout=out,
             stderr=subprocess.STDOUT,
