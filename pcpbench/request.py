@@ -31,6 +31,7 @@ from pcpbench.errors import UsageError
 from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.scenarios.loader import choose_scenarios
+from pcpbench.vllm_options import check_vllm_options
 
 AUTO = "auto"
 """The model that the parallel sizes call for."""
@@ -83,6 +84,12 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"--launcher is {self.launcher!r}: use {' or '.join(LAUNCHERS)}.")
         _one_of("--target", self.target, TARGETS)
+        if self.target == "vllm":
+            check_vllm_options(
+                microbatch=self.microbatch,
+                draft_model=self.draft_model != DRAFT_MODELS[0],
+                dynamic_spec=self.dynamic_spec != DYNAMIC_SPEC[0],
+            )
         _one_of("--model", self.model, (AUTO, *PRESETS))
         if self.pcp > 1 and self.dcp > 1 and not MODEL_SHAPES[self.preset].is_sparse:
             sparse = [name for name, shape in MODEL_SHAPES.items() if shape.is_sparse]
@@ -396,7 +403,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 f"--repetitions is {self.repetitions}: use 1 to 1000, or 0 to judge without timing."
             )
-        if self.quick and self.repetitions != DEFAULT_REPETITIONS:
+        if self.quick and self.repetitions not in (0, DEFAULT_REPETITIONS):
             raise UsageError(
                 f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
                 "of the two out."

@@ -14,6 +14,7 @@ from pcpbench.targets.vllm.api import VllmApi, vllm_api
 from pcpbench.targets.vllm.engine import VllmEngine
 from pcpbench.targets.vllm.orders import arrange
 from pcpbench.targets.vllm.settings import vllm_config
+from pcpbench.vllm_options import check_vllm_options
 
 TRAITS = Traits(
     counts_whole_batch=True,
@@ -55,22 +56,11 @@ class VllmTarget(BuiltinTarget):
     def check(self, config: EngineConfig) -> None:
         """Raise UsageError for settings that the stand or vLLM itself refuses."""
         super().check(config)
-        if config.parallel_config.enable_dbo:
-            raise UsageError(
-                "--microbatch with --target vllm: vLLM's runner cuts steps only where several "
-                "data-parallel ranks agree on it, and there is one: leave --microbatch out, or "
-                "use --target builtin."
-            )
-        if config.has_draft_model:
-            raise UsageError(
-                "--draft-model with --target vllm: vLLM's speculators are not on the stand, and "
-                "the drafts are planned: leave --draft-model out, or use --target builtin."
-            )
-        if config.has_dynamic_drafts:
-            raise UsageError(
-                "--dynamic-spec with --target vllm: its runner is driven with one number of "
-                "drafts: leave --dynamic-spec out, or use --target builtin."
-            )
+        check_vllm_options(
+            microbatch=config.parallel_config.enable_dbo,
+            draft_model=config.has_draft_model,
+            dynamic_spec=config.has_dynamic_drafts,
+        )
         if config.parallel_config.world.shard_decode_requests and not self.api.shards_decodes:
             raise UsageError(
                 f"--pcp {config.parallel_config.prefill_context_parallel_size} with --dcp 1: in "
