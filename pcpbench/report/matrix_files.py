@@ -76,7 +76,7 @@ def locked(directory: Path) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             raise UsageError(
-                f"another pcpbench matrix is running in {str(directory)!r}: wait for it, or end it."
+                f"another pcpbench is running in {str(directory)!r}: wait for it, or end it."
             ) from error
         yield
 

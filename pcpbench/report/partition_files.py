@@ -7,6 +7,7 @@ Owns `parts.jsonl` (a line for each piece of work as it ends), `partition.csv`, 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -49,6 +50,11 @@ class PartitionFiles(RunFiles):
         self._manifest = Manifest(self._run_dir, command, settings, environment)
         self._finished = False
 
+    def keep(self, parts: Iterable[PartCount]) -> None:
+        """Leave these pieces alone on disk; a line that was damaged would spoil the next one."""
+        text = "".join(msgspec.json.encode(part).decode() + "\n" for part in parts)
+        self._run_dir.write_text(PARTS, text)
+
     def add_part(self, part: PartCount) -> None:
         """Put a piece that has ended on disk."""
         self._run_dir.append_text(PARTS, msgspec.json.encode(part).decode() + "\n")
@@ -67,16 +73,22 @@ class PartitionFiles(RunFiles):
         self._end(result)
 
 
-def kept_parts(directory: Path) -> list[PartCount]:
-    """Pieces of an earlier run; a line that a killed run left unfinished is not one."""
-    found = []
+def kept_parts(directory: Path, names: Iterable[str]) -> list[PartCount]:
+    """Pieces of an earlier run that count in this one, each once.
+
+    names: the pieces of this run. Lines that a killed run left unfinished, that name none of them,
+    or that compared nothing are left out: their pieces run again.
+    """
+    known, found = set(names), dict[str, PartCount]()
     file = directory / PARTS
     for line in file.read_bytes().splitlines() if file.exists() else ():
         try:
-            found.append(msgspec.json.decode(line, type=PartCount))
+            part = msgspec.json.decode(line, type=PartCount)
         except msgspec.DecodeError:
             continue
-    return found
+        if part.name in known and part.groups:
+            found[part.name] = part
+    return list(found.values())
 
 
 def stored_settings(directory: Path) -> dict[str, Any]:

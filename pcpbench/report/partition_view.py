@@ -21,6 +21,11 @@ from pcpbench.results import Outcome
 SHOWN: Final = 3
 """Differences that are shown in full; partition.json has more."""
 
+LEFTOVERS: Final = (
+    "a batch that comes out right when it is given back met what an earlier one had left in the "
+    "buffers: give the options of this run again."
+)
+
 
 def print_partition(result: PartitionResult, console: Console) -> None:
     """Print the whole report."""
@@ -38,6 +43,8 @@ def print_partition_verdict(result: PartitionResult, console: Console) -> None:
     facts = Facts()
     for difference in result.differences[:SHOWN]:
         _add_difference(facts, difference, result)
+    if result.differences and result.what == "batches":
+        facts.add("Alone", LEFTOVERS, style="dim")
     missing = sorted({f.field for f in result.fields if not f.num_compared and f.num_missing})
     if missing:
         told = ", ".join(missing)

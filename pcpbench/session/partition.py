@@ -58,7 +58,7 @@ def run_partition(request: PartitionRequest) -> int:
         if request.resume is not None:
             _check_resumed(request, stored)
             stack.enter_context(locked(request.resume))
-            kept = kept_parts(request.resume)
+            kept = kept_parts(request.resume, [part.name for part in parts])
         files = stack.enter_context(
             PartitionFiles(
                 COMMAND,
@@ -70,6 +70,8 @@ def run_partition(request: PartitionRequest) -> int:
         )
         if request.resume is None:
             stack.enter_context(locked(files.path))
+        else:
+            files.keep(kept)
         run = _Run(request, parts, kept, files)
 
         def result() -> PartitionResult:

@@ -233,7 +233,7 @@ def test_two_runs_in_one_directory_are_refused(fake, capsys):
 
     with locked(Path("run")):
         run("matrix --resume run", 2)
-    assert "another pcpbench matrix is running" in capsys.readouterr().err
+    assert "another pcpbench is running" in capsys.readouterr().err
 
 
 def test_code_that_changes_under_a_run_ends_it(fake, monkeypatch, capsys):

@@ -61,6 +61,27 @@ def test_a_difference_fails_and_can_be_given_back(tmp_path, capsys, spoiled):
     assert again["differences"][0]["case"] == batch
 
 
+def test_what_earlier_batches_left_is_found_and_said_not_to_show_alone(
+    tmp_path, capsys, monkeypatch
+):
+    original = InputBuffers.pad
+
+    def pad(self, num_reqs, num_rows, num_tokens, num_padded):
+        stale = self.seq_lens[num_reqs:].clone()
+        original(self, num_reqs, num_rows, num_tokens, num_padded)
+        self.seq_lens[num_reqs:] = stale
+
+    monkeypatch.setattr(InputBuffers, "pad", pad)
+    out = tmp_path / "run"
+    code, text, _ = check(capsys, "--batches", "60", "--pcp", "2", "--out", str(out))
+    assert code == 1
+    assert "met what an earlier one had left" in " ".join(text.split())
+    batch = json.loads((out / "partition.json").read_text())["differences"][0]["case"]
+    code, text, _ = check(capsys, "--batch", batch, "--out", str(tmp_path / "alone"))
+    assert code == 0
+    assert "Alone" not in text
+
+
 def test_json_is_all_of_stdout(tmp_path, capsys):
     code, text, talk = check(capsys, *SMALL, "--json", "--out", str(tmp_path / "run"))
     assert code == 0
@@ -80,6 +101,27 @@ def test_a_run_that_is_cut_short_is_no_pass_and_goes_on(tmp_path, capsys):
     code, _, _ = check(capsys, *some, "--resume", str(out))
     assert code == 0
     assert (out / "parts.jsonl").read_text().splitlines() == done
+
+
+def test_lines_that_do_not_count_leave_nothing_unrun(tmp_path, capsys):
+    out = tmp_path / "run"
+    some = ("--exhaustive", "--pcp", "1", "--tp", "1", "--max-requests", "1")
+    assert check(capsys, *some, "--out", str(out))[0] == 0
+    first, second = (out / "parts.jsonl").read_text().splitlines(keepends=True)
+    for damage in (
+        first + first,
+        first + second.replace('"name":"', '"name":"another '),
+        first + '{"name":"' + json.loads(second)["name"] + '"}\n',
+        first + second[:-40],
+        "\0\n" + first,
+    ):
+        (out / "parts.jsonl").write_text(damage)
+        code, text, _ = check(capsys, *some, "--resume", str(out), "--max-time", "0.000001")
+        assert code == 3
+        assert "1 of 2 parts" in text
+        assert check(capsys, *some, "--resume", str(out))[0] == 0
+        names = [json.loads(line)["name"] for line in (out / "parts.jsonl").open()]
+        assert names == [json.loads(line)["name"] for line in (first, second)]
 
 
 def test_an_interrupted_run_leaves_what_is_done(tmp_path, capsys, monkeypatch):
