@@ -83,13 +83,7 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.launcher not in LAUNCHERS:
             raise UsageError(f"--launcher is {self.launcher!r}: use {' or '.join(LAUNCHERS)}.")
-        _one_of("--target", self.target, TARGETS)
-        if self.target == "vllm":
-            check_vllm_options(
-                microbatch=self.microbatch,
-                draft_model=self.draft_model != DRAFT_MODELS[0],
-                dynamic_spec=self.dynamic_spec != DYNAMIC_SPEC[0],
-            )
+        self._check_target()
         _one_of("--model", self.model, (AUTO, *PRESETS))
         if self.pcp > 1 and self.dcp > 1 and not MODEL_SHAPES[self.preset].is_sparse:
             sparse = [name for name, shape in MODEL_SHAPES.items() if shape.is_sparse]
@@ -129,6 +123,15 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
             )
         self._check_draft_model()
         self.requested_sizes  # noqa: B018 - raises for sizes that cannot be read
+
+    def _check_target(self) -> None:
+        _one_of("--target", self.target, TARGETS)
+        if self.target == "vllm":
+            check_vllm_options(
+                microbatch=self.microbatch,
+                draft_model=self.draft_model != DRAFT_MODELS[0],
+                dynamic_spec=self.dynamic_spec != DYNAMIC_SPEC[0],
+            )
 
     def _check_draft_model(self) -> None:
         _one_of("--draft-model", self.draft_model, DRAFT_MODELS)

@@ -53,7 +53,9 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
         if self.options.dynamic_spec != "off":
             raise UsageError("--dynamic-spec is not driven through vLLM's runner: leave it out.")
         if self.options.draft_model != DRAFT_MODELS[0]:
-            raise UsageError("--draft-model: vLLM's speculators are not on the stand: leave it out.")
+            raise UsageError(
+                "--draft-model: vLLM's speculators are not on the stand: leave it out."
+            )
         for flag, value in (
             ("--feed", self.feed if self.feed != FEEDS[0] else None),
             ("--check", self.checks if self.checks != CHECKS[0] else None),

@@ -53,6 +53,9 @@ def run_partition(request: PartitionRequest) -> int:
     known: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
     stored = {**known, "versions": dict(versions())}
     parts = settings.parts
+    for pcp, dcp in dict.fromkeys(part.ranks[:2] for part in parts):
+        for each in makers:
+            each.check(pcp, dcp)
     kept: list[PartCount] = []
     with ExitStack() as stack:
         if request.resume is not None:

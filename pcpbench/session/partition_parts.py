@@ -34,6 +34,9 @@ class Makers(Protocol):
 
     name: str
 
+    def check(self, pcp: int, dcp: int) -> None:
+        """Raise UsageError for sizes whose batches this target is not expected to cut alike."""
+
     def of(self, case: PartitionCase) -> Maker:
         """The maker for the world and interleave of this case."""
 

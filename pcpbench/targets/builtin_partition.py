@@ -65,6 +65,9 @@ class BuiltinPartitions:
 
     name = "builtin"
 
+    def check(self, pcp: int, dcp: int) -> None:
+        """Every world is taken."""
+
     def of(self, case: PartitionCase) -> BuiltinPartition:
         """The maker for the world and interleave of this case."""
         return BuiltinPartition(case)

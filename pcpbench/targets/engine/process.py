@@ -97,7 +97,12 @@ def run_engine(
     told: list[Event] = []
     with log.open("wb") as out:
         engine = subprocess.Popen(
-            [str(python.absolute()), str(PROGRAM), str(order_file.resolve()), str(events.path.resolve())],
+            [
+                str(python.absolute()),
+                str(PROGRAM),
+                str(order_file.resolve()),
+                str(events.path.resolve()),
+            ],
             stdin=subprocess.PIPE,  # it ends with us, however we end: see engine_child.py
             stdout=out,
             stderr=subprocess.STDOUT,

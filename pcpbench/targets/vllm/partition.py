@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pcpbench.errors import PcpbenchError
+from pcpbench.errors import PcpbenchError, UsageError
 from pcpbench.partition_cases import (
     BLOCK_SIZE,
     CAPTURE_SIZES,
@@ -64,6 +64,15 @@ class VllmPartitions:
         self.api = vllm_api()
         self.device = torch.device("cuda" if host.has_accelerator() else "cpu")
         self.inputs = RunnerInputs(self.api, self.device)
+
+    def check(self, pcp: int, dcp: int) -> None:
+        """Raise UsageError for sizes with which this generation replicates decodes."""
+        if pcp > 1 and dcp == 1 and not self.api.shards_decodes:
+            raise UsageError(
+                f"--pcp {pcp} with --dcp 1 is among the batches: in vllm {self.api.version} every "
+                "rank runs every decode there, and the oracle has one rank run each: take --pcp 1, "
+                "or --dcp 2, --dcp 4 and --dcp 8, or install vllm 0.32 or newer."
+            )
 
     def of(self, case: PartitionCase) -> VllmPartition:
         """The maker for the world and interleave of this case."""
