@@ -80,21 +80,23 @@ def test_every_entry_has_its_place_in_this_vllm_and_is_taken_out_again(api, faul
 
 def test_faults_are_caught_and_told_in_the_same_words(api, three, capsys):
     command = f"faults run --target vllm --scenario {three} --json"
-    names = ("padded-seq-lens-one", "interleave-off-by-one", "slot-zero-for-pad")
+    names = ("padded-seq-lens-one", "token-without-writer", "slot-zero-for-pad")
     asked = [part for name in names for part in ("--fault", name)]
     assert cli.run([*command.split(), *asked]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["target"], found["num_caught"], found["num_false_alarms"]) == ("vllm", 3, 0)
     fired = {run["fault"]["name"]: run["fired"] for run in found["runs"]}
     assert "C1" in fired["padded-seq-lens-one"]
-    assert "C6" in fired["interleave-off-by-one"]
+    assert "C7" in fired["token-without-writer"]
     assert "C4" in fired["slot-zero-for-pad"]
 
 
 def test_a_fault_that_cannot_act_there_is_not_caught(api, three, capsys):
-    command = f"faults run --target vllm --scenario {three} --fault dummy-keeps-tables"
-    assert cli.run(command.split()) == 3  # three requests, and no idle step
-    assert "1 never acted where it was run" in " ".join(capsys.readouterr().out.split())
+    command = f"faults run --target vllm --scenario {three}"
+    # Lengths of 1 and 2, and prompts of one token: nothing to be wrong about.
+    names = ["--fault", "interleave-off-by-one", "--fault", "lengths-before-partition"]
+    assert cli.run([*command.split(), *names]) == 3
+    assert "2 never acted where it was run" in " ".join(capsys.readouterr().out.split())
 
 
 def test_compare_plants_a_fault_into_vllm(api, three, capsys):

@@ -31,25 +31,27 @@ def stale_padding(site: Site) -> None:
     _lengths(site, faulty)
 
 
-def interleave_off_by_one(site: Site) -> None:
-    """The interleave is one larger."""
+def _given(site: Site, change: Callable[[int, int, int], tuple[int, int, int]]) -> None:
+    """Lengths are prepared for another (DCP size, rank, interleave)."""
 
-    def faulty(prepare: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        site.hit()
-        return prepare(*args[:-1], args[-1] + 1, **named)
+    def faulty(prepare: Callable[..., Any], out: Tensor, *args: Any, **named: Any) -> Any:
+        sound = prepare(out, *args, **named).clone()
+        local = prepare(out, *args[:2], *change(*args[2:]), **named)
+        if (local != sound).any():
+            site.hit()
+        return local
 
     _lengths(site, faulty)
+
+
+def interleave_off_by_one(site: Site) -> None:
+    """The interleave is one larger."""
+    _given(site, lambda size, rank, interleave: (size, rank, interleave + 1))
 
 
 def share_of_next(site: Site) -> None:
     """Each rank is given the next one's share."""
-
-    def faulty(prepare: Callable[..., Any], *args: Any, **named: Any) -> Any:
-        out, lens, num_reqs, size, rank, interleave = args
-        site.hit()
-        return prepare(out, lens, num_reqs, size, (rank + 1) % size, interleave, **named)
-
-    _lengths(site, faulty)
+    _given(site, lambda size, rank, interleave: (size, (rank + 1) % size, interleave))
 
 
 def before_partition(site: Site) -> None:
@@ -79,13 +81,16 @@ def _slots(site: Site, name: str, change: Callable[[Any], int]) -> None:
     """Slots are computed under another attribute of the tables."""
 
     def faulty(compute: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
-        sound = getattr(self, name)
+        kept = getattr(self, name)
+        sound = compute(self, *args, **named).clone()
         setattr(self, name, change(self))
-        site.hit()
         try:
-            return compute(self, *args, **named)
+            slots = compute(self, *args, **named)
         finally:
-            setattr(self, name, sound)
+            setattr(self, name, kept)
+        if (slots != sound).any():
+            site.hit()
+        return slots
 
     site.wrap(site.api.BlockTables, "compute_slot_mappings", faulty)
 

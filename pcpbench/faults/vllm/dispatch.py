@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from pcpbench.faults.fault import Site
@@ -24,9 +23,14 @@ def one_token_is_decode(site: Site) -> None:
         changed = {"is_prefilling_np": still, "has_prefill": has_prefill}
         if "decode_graph_eligible" in state._fields:
             changed["decode_graph_eligible"] = not has_prefill
+        lengths = state.num_scheduled_tokens
+        uniform = runner.get_uniform_decode_token_count(
+            len(lengths), int(lengths.sum()), int(lengths.max()), not has_prefill
+        )
         return state._replace(**changed), uniform
 
-    site.wrap(site.api.modules["model_runner"].GPUModelRunner, "gather_batch_req_state", faulty)
+    runner = site.api.modules["model_runner"]
+    site.wrap(runner.GPUModelRunner, "gather_batch_req_state", faulty)
 
 
 def uniform_by_shape(site: Site) -> None:
@@ -89,17 +93,18 @@ def uniform_count_lost(site: Site) -> None:
     site.wrap(site.api.CudaGraphManager, "dispatch", faulty)
 
 
-def sizes_not_multiples(site: Site) -> None:
-    """Uniform decode graphs of as many tokens as requests, whatever the query length."""
+def sizes_of_one_token(site: Site) -> None:
+    """Decode graphs are laid out for queries of one token, though decodes have drafts."""
 
     def faulty(make: Callable[..., None], self: Any) -> None:
-        make(self)
         length = self.decode_query_len
-        for candidates in self._candidates.values():
-            for place, found in enumerate(candidates):
-                if found.cg_mode == site.api.CUDAGraphMode.FULL and length > 1:
-                    candidates[place] = replace(found, num_reqs=found.num_tokens)
-                    site.hit()
+        self.decode_query_len = 1
+        try:
+            make(self)
+        finally:
+            self.decode_query_len = length
+        if length > 1:
+            site.hit()
 
     site.wrap(site.api.CudaGraphManager, "_init_candidates", faulty)
 
@@ -124,11 +129,12 @@ def largest_missing(site: Site) -> None:
 
 FAULTS: Final = (
     entry("K18", "one-token-prompt-as-decode", "gather_batch_req_state takes a query of one token "
-          "for a decode.", one_token_is_decode, "C7", "C10"),
+          "for a decode.", one_token_is_decode, "C3", "C10", setting=DCP),
     entry("K18", "uniform-by-shape-alone", "get_uniform_decode_token_count looks at lengths only: "
           "one-token prompts replay a decode graph.", uniform_by_shape, "C10", setting=DCP),
-    entry("K20", "sizes-not-multiples", "FULL candidates have as many requests as tokens, whatever "
-          "the decode query length.", sizes_not_multiples, "C10", setting=DRAFTS, at_capture=True),
+    entry("K20", "sizes-for-one-token", "The candidates of CudaGraphManager are laid out for "
+          "decodes of one token, though these have drafts.", sizes_of_one_token, "C10",
+          setting=DRAFTS, at_capture=True),
     entry("K21", "dispatch-on-own-counts", "PCPManager.get_num_tokens_for_dispatch gives a rank's "
           "own tokens.", own_counts, "C10", setting=SHARDED),
     entry("K21", "exact-fit-refused", "CudaGraphManager.dispatch passes over the graph that fits "

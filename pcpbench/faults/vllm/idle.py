@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, Final
 
 from torch import Tensor
 
 from pcpbench.faults.fault import Site
-from pcpbench.faults.vllm.worlds import BOTH, DCP, entry
+from pcpbench.faults.vllm.worlds import DCP, entry
 
 
 def real_slots(site: Site) -> None:
@@ -53,9 +52,9 @@ def clears_global_tables(site: Site) -> None:
 
     def faulty(dummy: Callable[..., Any], self: Any, num_reqs: int) -> Any:
         for table in self._block_tables.block_tables:
-            if table.gpu[:num_reqs].any():
+            if table.gpu.any():
                 site.hit()
-            table.gpu[:num_reqs].zero_()
+            table.gpu.zero_()
         return dummy(self, num_reqs)
 
     site.wrap(site.api.PCPManager, "get_dummy_block_tables", faulty)
@@ -95,8 +94,7 @@ FAULTS: Final = (
     entry("K06", "dummy-keeps-tables", "PCPManager.get_dummy_block_tables does not clear its rows.",
           keeps_tables, "C5"),
     entry("K06", "dummy-clears-global-tables", "PCPManager.get_dummy_block_tables clears the "
-          "tables of all requests, too.", clears_global_tables, "C9",
-          setting=replace(BOTH, scenario="s3-idle-and-reuse")),
+          "tables of all requests, too.", clears_global_tables, "C9"),
     entry("K06", "dummy-not-flagged", "InputBatch.make_dummy does not mark its tokens as padding.",
           not_flagged, "C3"),
     entry("K06", "dummy-keeps-lengths", "PCPManager stages a dummy batch without its lengths and "
