@@ -17,6 +17,7 @@ from pcpbench.cli_options import (
     FaultModel,
     FaultPcp,
     FaultSpecTokens,
+    FaultTarget,
     FaultTp,
     Json,
     Microbatch,
@@ -26,15 +27,16 @@ faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does t
 
 
 @faults_app.command("list", epilog="Example: pcpbench faults list")
-def faults_list() -> None:
+def faults_list(target: FaultTarget = "builtin") -> None:
     """List the fault catalogue: name, class, contracts expected, what goes wrong."""
     from pcpbench.session.faults import run_list
 
-    raise typer.Exit(run_list())
+    raise typer.Exit(run_list(target))
 
 
 @faults_app.command("run", epilog="Example: pcpbench faults run --fault stale-padded-seq-lens")
 def faults_run(
+    target: FaultTarget = "builtin",
     fault: Annotated[
         list[str] | None, typer.Option("--fault", help="Name; repeatable. Default: all.")
     ] = None,
@@ -58,10 +60,12 @@ def faults_run(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Inject faults into the engine and show which contracts fire; exit 1 when one escapes."""
-    from pcpbench.session.faults import FaultsRequest, run_faults
+    """Inject faults and show which contracts fire; exit 1 when one escapes."""
+    from pcpbench.session.faults import run_faults
+    from pcpbench.session.faults_request import FaultsRequest
 
     request = FaultsRequest(
+        target=target,
         faults=tuple(fault or ()),
         scenarios=tuple(scenario or ()),
         pcp=pcp,

@@ -22,6 +22,14 @@ Target = Annotated[
         "worker classes) or, to compare, engine (vLLM's whole LLM, a process an arm).",
     ),
 ]
+FaultTarget = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="Whose code is damaged: builtin (pcpbench's engine) or vllm (the installed vLLM's "
+        "worker classes); each has a catalogue of its own.",
+    ),
+]
 Quick = Annotated[
     bool,
     typer.Option(

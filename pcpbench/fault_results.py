@@ -105,11 +105,12 @@ class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
-    """One `pcpbench faults run`, in the order of the catalogue."""
+    """One `pcpbench faults run`, in the order of the catalogue. target: whose code was damaged."""
 
     runs: tuple[FaultRun, ...]
     clean: tuple[CleanRun, ...]
     wall_s: float = 0.0
+    target: str = "builtin"
 
     @property
     def judged(self) -> tuple[FaultRun, ...]:

@@ -427,7 +427,6 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     def _check_builtin_only(self) -> None:
         """What only the built-in engine has."""
         for flag, value in (
-            ("--inject", self.inject),
             ("--baseline", self.baseline),
             ("--save-baseline", self.save_baseline),
         ):

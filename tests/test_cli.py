@@ -62,9 +62,9 @@ BAD_INPUT = [
     ("capture --pcp 1 --tp 2 --dcp 2 --dcp-backend nccl", 2, ["'nccl'", "ag_rs, a2a"]),
     ("compare eager full --target trt", 2, ["--target is 'trt'", "builtin, vllm"]),
     (
-        "compare eager full --target vllm --inject stale-padded-slots",
+        "compare eager full --target vllm --baseline x.json",
         2,
-        ["--inject is 'stale-padded-slots' with --target vllm", "built-in engine only"],
+        ["--baseline is 'x.json' with --target vllm", "built-in engine only"],
     ),
     (
         "compare eager full --target vllm --save-baseline x.json",

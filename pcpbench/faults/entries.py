@@ -28,6 +28,7 @@ CHOICES: Final[dict[str, tuple[str, ...]]] = {
     "dcp_backend": DCP_BACKENDS,
     "draft_model": DRAFT_MODELS,
 }
+TARGETS: Final = ("builtin", "vllm")
 """What a setting may say, where a word is asked for."""
 
 
@@ -62,6 +63,8 @@ def _words(fault: Fault) -> Iterator[str]:
     for field in ("class_id", "description"):
         if not isinstance(getattr(fault, field), str) or not getattr(fault, field).strip():
             yield f"{field} is {getattr(fault, field)!r}: it must be text"
+    if fault.target not in TARGETS:
+        yield f"target is {fault.target!r}: use {' or '.join(TARGETS)}"
     if not _are_texts(fault.reports):
         yield f"reports are {fault.reports!r}: use a tuple of texts"
 

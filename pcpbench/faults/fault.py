@@ -99,11 +99,13 @@ class Site:
     """What an injection is given: the engines of all arms, and a log of what it changed.
 
     engines: arm label -> engine; empty for a fault that acts at capture, before any engine is
-    built. num_hits: how often the injection said that it acted.
+    built. api: the target's way to the code that it drives, such as the installed vLLM's classes;
+    None for pcpbench's engine. num_hits: how often the injection said that it acted.
     """
 
-    def __init__(self, engines: Mapping[str, Engine] | None = None) -> None:
+    def __init__(self, engines: Mapping[str, Engine] | None = None, api: Any = None) -> None:
         self.engines: Mapping[str, Engine] = engines or {}
+        self.api = api
         self.num_hits = 0
         self._undo: list[Callable[[], None]] = []
 
@@ -196,6 +198,7 @@ class Fault:
     at_capture: injected before the engines are built and captured, into engines of its own;
     otherwise into engines that have captured soundly.
     leaves_marks: the engines cannot be used again although everything was put back.
+    target: whose code it damages, `builtin` or `vllm`; each target has a catalogue of its own.
     """
 
     name: str
@@ -221,6 +224,7 @@ class Fault:
     needs_backend: str | None = None
     at_capture: bool = False
     leaves_marks: bool = False
+    target: str = "builtin"
 
     def lacks(self, setting: Setting) -> str:
         """What a setting lacks for this fault, "" when it has all."""

@@ -149,10 +149,17 @@ def norm_rebound(site: Site) -> None:
 
 def captured_without_context(site: Site) -> None:
     """Ranks with no context skip attention by a branch on the host, and capture has no context."""
-    is_empty: dict[int, bool] = {}
 
     def no_context(_: Callable[..., None], *args: Any, **kw: Any) -> None:
         site.hit()
+
+    site.wrap(dummy_run, "set_dummy_context", no_context)
+    skip_ranks_without_context(site)
+
+
+def skip_ranks_without_context(site: Site) -> None:
+    """The host decides for each pass whether a rank's part of attention is run at all."""
+    is_empty: dict[int, bool] = {}
 
     async def forward(original: Forward, self: Worker, **kw: Any) -> Tensor:
         for batch, context in _passes(self):
@@ -169,7 +176,6 @@ def captured_without_context(site: Site) -> None:
         else:
             original(self, *args)
 
-    site.wrap(dummy_run, "set_dummy_context", no_context)
     site.wrap(Worker, "forward", forward)
     site.wrap(MLAAttention, "_local", local)
 

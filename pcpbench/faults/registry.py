@@ -40,6 +40,7 @@ from pcpbench.faults import (
 )
 from pcpbench.faults.entries import Unusable, reason_against
 from pcpbench.faults.fault import Fault
+from pcpbench.faults.vllm import FAULTS as VLLM_FAULTS
 
 GROUP: Final = "pcpbench.faults"
 SHIPPED_SOURCE: Final = "pcpbench"
@@ -73,21 +74,26 @@ SHIPPED: Final[tuple[Fault, ...]] = tuple(
         key=lambda fault: fault.class_id,
     )
 )
-"""The faults that come with pcpbench, by class."""
+"""The faults of the built-in engine that come with pcpbench, by class."""
+
+SHIPPED_FOR: Final[dict[str, tuple[Fault, ...]]] = {"builtin": SHIPPED, "vllm": VLLM_FAULTS}
+"""Those of each target that faults can be injected into."""
 
 SHIPPED_NAMES: Final = frozenset(fault.name for fault in SHIPPED)
 
 
 @dataclass(frozen=True)
 class Catalogue:
-    """Every entry. faults: those that can be run, by name, shipped ones first.
+    """Every entry of one target. faults: those that can be run, by name, shipped ones first.
 
-    sources: who brings each, in words. unusable: what installed packages bring and cannot be run.
+    target: as on the command line. sources: who brings each, in words. unusable: what installed
+    packages bring and cannot be run.
     """
 
     faults: dict[str, Fault]
     sources: dict[str, str]
     unusable: tuple[Unusable, ...] = ()
+    target: str = "builtin"
 
     def lacks(self, flag: str, name: str) -> UsageError:
         """The refusal of a name that no usable entry has: with the reason, or with near names."""
@@ -98,19 +104,23 @@ class Catalogue:
         near = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
         broken = f" and {len(self.unusable)} that cannot be used" if self.unusable else ""
+        whose = "" if self.target == "builtin" else f" of --target {self.target}"
+        command = f"pcpbench faults list{whose.removeprefix(' of')}"
         return UsageError(
-            f"{flag} is {name!r}, which the catalogue lacks: {hint}"
-            f"`pcpbench faults list` shows all {len(self.faults)} names{broken}."
+            f"{flag} is {name!r}, which the catalogue{whose} lacks: {hint}"
+            f"`{command}` shows all {len(self.faults)} names{broken}."
         )
 
 
-def catalogue() -> Catalogue:
-    """The shipped faults and those of installed packages; nothing that these do is an error here.
+def catalogue(target: str = "builtin") -> Catalogue:
+    """A target's shipped faults and those of installed packages.
+
+    Nothing that the latter do is an error here. target: one of SHIPPED_FOR.
 
     An entry point that cannot be loaded, and an entry that is no fault, cannot be run or takes a
     name that is taken, is among the unusable ones. The others are as good as ever.
     """
-    found = {fault.name: fault for fault in SHIPPED}
+    found = {fault.name: fault for fault in SHIPPED_FOR[target]}
     sources = dict.fromkeys(found, SHIPPED_SOURCE)
     unusable = []
     for point in metadata.entry_points(group=GROUP):
@@ -118,12 +128,14 @@ def catalogue() -> Catalogue:
         for entry in _load(point, source):
             if isinstance(entry, Unusable):
                 unusable.append(entry)
+            elif entry.target != target:
+                continue
             elif entry.name in found:
                 reason = f"there is a fault of this name already, of {sources[entry.name]}"
                 unusable.append(Unusable(entry.name, source, reason))
             else:
                 found[entry.name], sources[entry.name] = entry, source
-    return Catalogue(found, sources, tuple(unusable))
+    return Catalogue(found, sources, tuple(unusable), target)
 
 
 def all_faults() -> dict[str, Fault]:
@@ -131,12 +143,12 @@ def all_faults() -> dict[str, Fault]:
     return catalogue().faults
 
 
-def choose_faults(names: Sequence[str]) -> list[Fault]:
-    """Faults by name, each once, all of them when none is named; UsageError if unknown.
+def choose_faults(names: Sequence[str], target: str = "builtin") -> list[Fault]:
+    """Faults of a target by name, each once, all of them when none is named; UsageError if unknown.
 
     What cannot be used is left out: `choose_unusable` has it.
     """
-    known = catalogue()
+    known = catalogue(target)
     left_out = {entry.name for entry in known.unusable}
     for name in names:
         if name not in known.faults and name not in left_out:
@@ -146,14 +158,14 @@ def choose_faults(names: Sequence[str]) -> list[Fault]:
     return [known.faults[name] for name in dict.fromkeys(names) if name in known.faults]
 
 
-def choose_unusable(names: Sequence[str]) -> list[Unusable]:
+def choose_unusable(names: Sequence[str], target: str = "builtin") -> list[Unusable]:
     """Entries that cannot be used, by name; all of them when none is named."""
-    return [entry for entry in catalogue().unusable if not names or entry.name in names]
+    return [e for e in catalogue(target).unusable if not names or e.name in names]
 
 
-def source_of(name: str) -> str:
+def source_of(name: str, target: str = "builtin") -> str:
     """Who brings a fault, in words; "" for one that the catalogue lacks."""
-    return catalogue().sources.get(name, "")
+    return catalogue(target).sources.get(name, "")
 
 
 def _source(point: metadata.EntryPoint) -> str:

@@ -131,6 +131,7 @@ def faults_json(result: FaultsResult) -> str:
         "schema_version": SCHEMA_VERSION,
         "pcpbench_version": __version__,
         "command": "faults run",
+        "target": result.target,
         "exit_code": result.exit_code,
         "num_faults": result.num_faults,
         "num_caught": result.num_caught,
@@ -149,8 +150,12 @@ def faults_json(result: FaultsResult) -> str:
 
 
 def print_markdown(result: FaultsResult) -> None:
-    """The whole of `docs/faults.md` on stdout: the same as a Markdown table."""
-    print(_INTRODUCTION)
+    """The whole of `docs/faults.md` on stdout: the same as a Markdown table.
+
+    Of another target than the built-in engine the table alone, which its own page takes up.
+    """
+    if result.target == "builtin":
+        print(_INTRODUCTION)
     print("| fault | class | what goes wrong | where | expected | fired | verdict |")
     print("|---|---|---|---|---|---|---|")
     for run in result.runs:

@@ -131,7 +131,8 @@ def _run_scenarios(
         for scenario, plan in zip(scenarios, plans, strict=True):
             if fault is not None:
                 builder.forget()  # what the last scenario's fault has touched
-            with planted_stand(fault, partial(builder.stand_for, plan)) as (stand, site):
+            build = partial(builder.stand_for, plan)
+            with planted_stand(fault, build, target.api) as (stand, site):
                 if fault is not None:  # it may be one of the scheduler
                     plan = plan_for(target, scenario, request.options)
                 progress.start(plan.scenario, _num_units(plan, stand, request))

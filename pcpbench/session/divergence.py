@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -193,7 +194,8 @@ def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Re
     """The whole trial of the two arms, with every check that the first one had."""
     fault = fault_named(case.fault, case.options) if case.fault else None
     builder = StandBuilder(target, pair_ladder(case), case.options, str(device), taps)
-    with planted_stand(fault, lambda: builder.stand_for(case.plan)) as (stand, _):
+    build = partial(builder.stand_for, case.plan)
+    with planted_stand(fault, build, target.api) as (stand, _):
         probe = _probe(case, stand)
         trial = Trial(
             case.plan,

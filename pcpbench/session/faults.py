@@ -10,10 +10,9 @@ marks, and a run that could not be finished get a stand of their own, or leave n
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import torch
 
 from pcpbench.device.backends import resolve_backend, resolve_device
@@ -22,8 +21,7 @@ from pcpbench.errors import MeasuredFailure, PcpbenchError, UsageError
 from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
 from pcpbench.faults.entries import Unusable
 from pcpbench.faults.fault import Fault, Setting, Site
-from pcpbench.faults.registry import SHIPPED_NAMES, choose_faults, choose_unusable, source_of
-from pcpbench.model.presets import model_shape
+from pcpbench.faults.registry import SHIPPED_FOR, choose_faults, choose_unusable, source_of
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.console import make_console
 from pcpbench.report.faults_view import (
@@ -34,75 +32,16 @@ from pcpbench.report.faults_view import (
 )
 from pcpbench.report.json_out import print_text
 from pcpbench.report.progress import Progress, make_progress
-from pcpbench.request import CHECKS, EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.scenarios.loader import load_scenario
+from pcpbench.session.faults_request import FaultsRequest, check_target, options_of
 from pcpbench.session.inject import planted
 from pcpbench.session.ladder import build_ladder
-from pcpbench.session.planning import plan_scenario
+from pcpbench.session.planning import plan_for
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.trial import Trial
-from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
-
-
-class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """`pcpbench faults run`. None and empty: what each fault asks for itself."""
-
-    faults: tuple[str, ...] = ()
-    scenarios: tuple[str, ...] = ()
-    pcp: int | None = None
-    tp: int | None = None
-    dcp: int | None = None
-    interleave: int | None = None
-    spec_tokens: int | None = None
-    model: str | None = None
-    device: str = "auto"
-    checks: str = "quick"
-    microbatch: bool = False
-    markdown: bool = False
-    json: bool = False
-
-    def check(self) -> None:
-        """Raise UsageError for a request that could not be run whatever the machine is."""
-        if self.checks not in CHECKS:
-            raise UsageError(f"--check is {self.checks!r}: use one of {', '.join(CHECKS)}.")
-        if self.interleave is not None and self.interleave < 1:
-            raise UsageError(
-                f"--interleave is {self.interleave}: it must be a whole number from 1 up."
-            )
-        if self.markdown and self.json:
-            raise UsageError("--markdown and --json are two forms of one table: use one of them.")
-        if (self.interleave or 1) > 1 and (self.dcp or 1) == 1:
-            raise UsageError(
-                f"--interleave is {self.interleave} without --dcp: it changes nothing there, so "
-                "set --dcp above 1, or leave --interleave out."
-            )
-
-    def settings(self, fault: Fault) -> list[Setting]:
-        """Where to run a fault: its own setting, or the world and the scenarios asked for.
-
-        A world that is named is named whole: what is left out is 1. Draft tokens are no part of it.
-        """
-        setting = fault.setting
-        asked = (self.pcp, self.tp, self.dcp, self.interleave)
-        if any(size is not None for size in asked):
-            pcp, tp, dcp, interleave = (1 if size is None else size for size in asked)
-            setting = replace(setting, pcp=pcp, tp=tp, dcp=dcp, interleave=interleave)
-            if pcp > 1 and dcp > 1:  # nothing else runs there
-                is_sparse = model_shape(setting.model).is_sparse
-                model = setting.model if is_sparse else "tiny-sparse"
-                setting = replace(setting, model=model, dcp_backend="ag_rs")
-        if self.model is not None:
-            setting = replace(setting, model=self.model)
-        if self.spec_tokens is not None:
-            setting = replace(setting, spec_tokens=self.spec_tokens)
-        if self.microbatch:
-            setting = replace(setting, microbatch=True)
-        several = len(model_shape(setting.model).kv_groups) > 1
-        if not setting.spec_tokens or setting.microbatch or several:  # none can run there
-            setting = replace(setting, draft_model="planned")
-        names = self.scenarios or (setting.scenario,)
-        return [replace(setting, scenario=name) for name in dict.fromkeys(names)]
+from pcpbench.targets.builtin import BuiltinArm
+from pcpbench.targets.choice import make_target
 
 
 @dataclass(frozen=True)
@@ -114,10 +53,11 @@ class _Case:
     setting: Setting
 
 
-def run_list() -> int:
-    """Print the catalogue and return the exit code."""
-    entries = [info_of(fault) for fault in choose_faults(())]
-    entries += [_info_of_unusable(entry) for entry in choose_unusable(())]
+def run_list(target: str = "builtin") -> int:
+    """Print the catalogue of a target and return the exit code."""
+    check_target(target)
+    entries = [info_of(fault) for fault in choose_faults((), target)]
+    entries += [_info_of_unusable(entry) for entry in choose_unusable((), target)]
     print_catalogue(entries, make_console())
     return 0
 
@@ -127,23 +67,27 @@ def run_faults(request: FaultsRequest) -> int:
     start = time.perf_counter()
     request.check()
     device = resolve_device(request.device)
-    runner = FaultRunner(device, request.checks)
-    unusable = choose_unusable(request.faults)
+    faults = choose_faults(request.faults, request.target)
+    unusable = choose_unusable(request.faults, request.target)
+    runner = FaultRunner(device, request.checks, request.target)
+    shipped = {fault.name for fault in SHIPPED_FOR[request.target]}
     cases = []
-    for fault in choose_faults(request.faults):
-        refused = None if fault.name in SHIPPED_NAMES else runner.refusal(fault)
+    for fault in faults:
+        refused = None if fault.name in shipped else runner.refusal(fault)
         if refused is not None:
             unusable.append(refused)
             continue
         for setting in request.settings(fault):
-            options_of(setting).check()  # first, even where the fault lacks something
+            options = options_of(setting, request.target)
+            options.check()  # first, even where the fault lacks something
             if not fault.lacks(setting):
                 runner.check(setting)
             cases.append((fault, setting))
     with one_thread(device), make_progress() as progress:
         runs, clean = runner.run(cases, progress)
     runs += tuple(_unusable_run(entry) for entry in unusable)
-    result = FaultsResult(runs=runs, clean=clean, wall_s=time.perf_counter() - start)
+    wall_s = time.perf_counter() - start
+    result = FaultsResult(target=request.target, runs=runs, clean=clean, wall_s=wall_s)
     if request.json:
         print_text(faults_json(result))
     elif request.markdown:
@@ -200,18 +144,21 @@ class FaultRunner:
     """Runs faults on one device and keeps the stand of the setting that it is at.
 
     checks: `quick` or `full` contracts; full ones add second replays and poisoned runs. A setting
-    that needs full ones gets them in any case.
+    that needs full ones gets them in any case. target: whose faults these are, and whose code runs.
     """
 
-    def __init__(self, device: torch.device, checks: str = "quick") -> None:
+    def __init__(
+        self, device: torch.device, checks: str = "quick", target: str = "builtin"
+    ) -> None:
         self._device, self._checks = device, checks
-        self._target = BuiltinTarget(device, resolve_backend("auto", device))
+        self._target = make_target(target, device, resolve_backend("auto", device))
+        self._accused: dict[Setting, set[str]] = {}
         self._at: Setting | None = None
         self._stand: Stand | None = None
 
     def check(self, setting: Setting) -> None:
         """Raise UsageError or ScenarioError for a setting that the engine refuses."""
-        self._builder(setting).check(_plan(setting))
+        self._builder(setting).check(self._plan(setting))
 
     def refusal(self, fault: Fault) -> Unusable | None:
         """What the engine has against the setting that a fault brings itself; None for nothing."""
@@ -219,7 +166,7 @@ class FaultRunner:
             self.check(fault.setting)
         except UsageError as error:
             reason = f"the engine refuses its setting, {fault.setting.world}: {error}".rstrip(".")
-            return Unusable(fault.name, source_of(fault.name), reason)
+            return Unusable(fault.name, source_of(fault.name, fault.target), reason)
         return None
 
     def run(
@@ -252,6 +199,7 @@ class FaultRunner:
         start = time.perf_counter()
         accused, detail = accused_of(lambda: self._trial(setting, self._stand_for(setting)).run())
         wall_s = time.perf_counter() - start
+        self._accused.setdefault(setting, set()).update(accused)
         told = f"accused by {', '.join(accused)}" if accused else "clean"
         progress.say(f"{setting.world}, {setting.scenario}, no fault: {told} ({wall_s:.1f} s)")
         return CleanRun(
@@ -271,7 +219,8 @@ class FaultRunner:
         else:
             try:
                 site, fired, detail = self._inject(fault, setting)
-                verdict = verdict_of(fault, fired, site.num_hits)
+                known = self._accused.get(setting, set())
+                verdict = verdict_of(fault, fired, site.num_hits, known)
             except Exception as error:  # whatever an injected engine may raise is a result
                 self._stand = None
                 told = str(error) if isinstance(error, PcpbenchError) else ""
@@ -289,22 +238,23 @@ class FaultRunner:
     def _inject(self, fault: Fault, setting: Setting) -> tuple[Site, tuple[str, ...], str]:
         """Run one fault; what it tripped, and the first finding."""
         if fault.at_capture:
-            site = Site()
+            site = Site(api=self._target.api)
             with planted(fault, site):
                 try:
-                    stand = self._builder(setting).stand_for(_plan(setting))
+                    stand = self._builder(setting).stand_for(self._plan(setting))
                 except MeasuredFailure as failure:
                     return site, (failure.contract,), str(failure)
                 result = self._trial(setting, stand).run()
             return site, findings(result), _first(result)
         stand = self._stand_for(setting)
         site = Site(
-            {label: arm.engine for label, arm in stand.arms.items() if isinstance(arm, BuiltinArm)}
+            {label: arm.engine for label, arm in stand.arms.items() if isinstance(arm, BuiltinArm)},
+            self._target.api,
         )
         with planted(fault, site):
             result = self._trial(setting, stand).run()
         if fault.leaves_marks or any(
-            arm.num_steps < len(_plan(setting).steps) for arm in result.arms
+            arm.num_steps < len(self._plan(setting).steps) for arm in result.arms
         ):
             self._stand = None
         return site, findings(result), _first(result)
@@ -312,19 +262,19 @@ class FaultRunner:
     def _stand_for(self, setting: Setting) -> Stand:
         if self._stand is None or self._at != setting:
             self._stand = None
-            self._stand = self._builder(setting).stand_for(_plan(setting))
+            self._stand = self._builder(setting).stand_for(self._plan(setting))
             self._at = setting
         return self._stand
 
     def _builder(self, setting: Setting) -> StandBuilder:
-        options = options_of(setting)
+        options = options_of(setting, self._target.name)
         options.check()
         ladder = build_ladder("eager", setting.candidate)
         return StandBuilder(self._target, ladder, options, str(self._device))
 
     def _trial(self, setting: Setting, stand: Stand) -> Trial:
         return Trial(
-            _plan(setting),
+            self._plan(setting),
             stand,
             make_clock(self._device),
             dtype=options_of(setting).dtype,
@@ -332,6 +282,10 @@ class FaultRunner:
             repetitions=0,
             checks="full" if "full" in (self._checks, setting.checks) else "quick",
         )
+
+    def _plan(self, setting: Setting) -> ScenarioPlan:
+        options = options_of(setting, self._target.name)
+        return plan_for(self._target, load_scenario(setting.scenario), options)
 
 
 def accused_of(run: Callable[[], ScenarioResult]) -> tuple[tuple[str, ...], str]:
@@ -353,39 +307,22 @@ def findings(result: ScenarioResult) -> tuple[str, ...]:
     return tuple(sorted(found - {"capture drift"}, key=finding_order))
 
 
-def verdict_of(fault: Fault, fired: Sequence[str], num_hits: int) -> Verdict:
-    """What the findings say of a fault; one that never acted proves nothing."""
+def verdict_of(
+    fault: Fault, fired: Sequence[str], num_hits: int, known: Collection[str] = ()
+) -> Verdict:
+    """What the findings say of a fault; one that never acted proves nothing.
+
+    known: what a run without it is accused of as well, which says nothing of the fault.
+    """
+    own = set(fired) - set(known)
     if not num_hits:
         return Verdict.NOT_TRIGGERED
     if not fault.contracts:
-        return Verdict.ACCUSED if fired else Verdict.QUIET
-    if fault.contracts & set(fired):
+        return Verdict.ACCUSED if own else Verdict.QUIET
+    if fault.contracts & own:
         return Verdict.CAUGHT
     return Verdict.MISNAMED if fired else Verdict.ESCAPED
 
 
 def _first(result: ScenarioResult) -> str:
     return result.reasons[0] if result.reasons else ""
-
-
-def options_of(setting: Setting) -> EngineOptions:
-    """What a command line would say for the world that a fault is triggered in."""
-    return EngineOptions(
-        pcp=setting.pcp,
-        tp=setting.tp,
-        dcp=setting.dcp,
-        interleave=setting.interleave,
-        capture_sizes=setting.capture_sizes,
-        spec_tokens=setting.spec_tokens,
-        dynamic_spec=setting.dynamic_spec,
-        draft_model=setting.draft_model,
-        microbatch=setting.microbatch,
-        model=setting.model,
-        dcp_backend=setting.dcp_backend,
-        expert_parallel=setting.expert_parallel,
-        all2all_backend=setting.all2all_backend,
-    )
-
-
-def _plan(setting: Setting) -> ScenarioPlan:
-    return plan_scenario(load_scenario(setting.scenario), options_of(setting))

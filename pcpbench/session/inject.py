@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -22,7 +23,7 @@ from pcpbench.targets.builtin import BuiltinArm
 
 def fault_named(name: str, options: EngineOptions) -> Fault:
     """A fault of the catalogue; raises UsageError for an unknown one or one the world lacks."""
-    known = catalogue()
+    known = catalogue(options.target)
     fault = known.faults.get(name)
     if fault is None:
         raise known.lacks("--inject", name)
@@ -86,7 +87,7 @@ def _leave(
 
 
 def _broken(fault: Fault, when: str, error: Exception) -> CannotMeasure:
-    source = source_of(fault.name)
+    source = source_of(fault.name, fault.target)
     said = " ".join(str(error).split())
     told = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return CannotMeasure(
@@ -96,21 +97,23 @@ def _broken(fault: Fault, when: str, error: Exception) -> CannotMeasure:
 
 
 @contextmanager
-def planted_stand(fault: Fault | None, build: Callable[[], Stand]) -> Iterator[tuple[Stand, Site]]:
+def planted_stand(
+    fault: Fault | None, build: Callable[[], Stand], api: Any = None
+) -> Iterator[tuple[Stand, Site]]:
     """A stand with the fault in it for the length of the `with` block; None plants nothing.
 
-    build: makes the stand; with a fault it must be a fresh one.
+    build: makes the stand; with a fault it must be a fresh one. api: the target's, for its faults.
     """
     if fault is None:
         yield build(), Site()
     elif fault.at_capture:
-        site = Site()
+        site = Site(api=api)
         with planted(fault, site):
             yield build(), site
     else:
         stand = build()
         arms = {name: arm for name, arm in stand.arms.items() if isinstance(arm, BuiltinArm)}
-        site = Site({name: arm.engine for name, arm in arms.items()})
+        site = Site({name: arm.engine for name, arm in arms.items()}, api)
         with planted(fault, site):
             yield stand, site
 
@@ -156,6 +159,7 @@ def in_words(fault: Fault) -> str:
     """Where the catalogue runs a fault: `--pcp 2 --tp 1 --scenario s1-grow-shrink`."""
     setting = fault.setting
     text = f"compare eager {setting.candidate} {_flags(setting)} --scenario {setting.scenario}"
+    text += "" if fault.target == "builtin" else f" --target {fault.target}"
     text += "" if setting.capture_sizes is None else f" --capture-sizes {setting.capture_sizes}"
     text += "" if setting.checks == "quick" else f" --check {setting.checks}"
     return f"`{text}`"

@@ -77,7 +77,7 @@ def run_repro(request: ReproRequest) -> int:
 
 def check_case(case: Case, target: Target, device: str) -> None:
     """Raise UsageError for a case that the engine refuses, CannotMeasure for a fault not here."""
-    known = catalogue()
+    known = catalogue(case.options.target)
     if case.fault and case.fault not in known.faults:
         broken = [entry.told for entry in known.unusable if entry.name == case.fault]
         why = (

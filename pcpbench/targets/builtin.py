@@ -265,6 +265,7 @@ class BuiltinTarget:
     name = "builtin"
     version = ""
     traits = NO_TRAITS
+    api: Any = None
 
     def __init__(self, device: torch.device, backend: GraphBackend) -> None:
         self._device, self._backend = device, backend

@@ -215,6 +215,10 @@ class Target(Protocol):
     def traits(self) -> Traits:
         """Where its arms are known to differ from the contracts."""
 
+    @property
+    def api(self) -> Any:
+        """Its way to code that is not pcpbench's, for faults of it; None for its own engine."""
+
     def arrange(self, plan: ScenarioPlan, query_len: int) -> ScenarioPlan:
         """The plan with each step's requests in the order in which this target batches them.
 

@@ -14,7 +14,7 @@ from pcpbench.engine.engine import Engine
 from pcpbench.faults import registry
 from pcpbench.faults.fault import Site
 from pcpbench.modes import ARM_MODES
-from pcpbench.session.faults import options_of
+from pcpbench.session.faults_request import options_of
 
 CPU = torch.device("cpu")
 ACCUSED = ("engine", "model", "device", "pcp_manager", "pcp_partition", "pcp_rows", "dcp")

@@ -12,7 +12,8 @@ from pcpbench.fault_results import CleanRun, FaultRun, FaultsResult, Verdict
 from pcpbench.faults import registry
 from pcpbench.faults.fault import Setting, planted
 from pcpbench.session import faults as session
-from pcpbench.session.faults import FaultsRequest, info_of, verdict_of
+from pcpbench.session.faults import info_of, verdict_of
+from pcpbench.session.faults_request import FaultsRequest
 
 KNOWN = {fault.name: fault for fault in registry.SHIPPED}
 SOUND = KNOWN["stale-padded-seq-lens"]
@@ -29,7 +30,7 @@ SEVERAL = (
 
 
 def run_with(monkeypatch, *faults, arguments=()):
-    monkeypatch.setattr(session, "choose_faults", lambda names: list(faults))
+    monkeypatch.setattr(session, "choose_faults", lambda names, target: list(faults))
     return cli.run(["faults", "run", *arguments])
 
 
@@ -208,6 +209,15 @@ def test_an_unknown_check_is_exit_2(capsys):
 def test_a_verdict_needs_an_expected_finding_and_an_injection_that_acted(fired, num_hits, verdict):
     assert SOUND.contracts == {"C1"}
     assert verdict_of(SOUND, fired, num_hits) is verdict
+
+
+def test_what_a_sound_engine_is_accused_of_catches_nothing(monkeypatch, capsys):
+    assert verdict_of(SOUND, ("C1", "C10"), 1, {"C1"}) is Verdict.MISNAMED
+    assert verdict_of(SOUND, ("C1",), 1, {"C10"}) is Verdict.CAUGHT
+    monkeypatch.setattr(session, "accused_of", lambda run: (("C1",), "seq_lens"))
+    assert run_with(monkeypatch, SOUND, arguments=["--json"]) == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["missed"] == [f"{SOUND.name} misnamed"]
 
 
 def test_a_named_world_is_named_whole_and_scenarios_multiply():

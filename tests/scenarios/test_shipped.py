@@ -467,7 +467,14 @@ def test_the_trace_says_where_it_is_from_and_how_it_was_scaled() -> None:
         assert word in scenario.source
 
 
-@pytest.mark.parametrize("name", NAMES)
+def test_the_smallest_one_has_few_steps_a_shrinking_batch_and_idle_ones() -> None:
+    plan = plan_of("small-steps")
+    assert len(plan.steps) < 15
+    assert {4, 3} <= set(decode_sizes(plan))
+    assert any(not step.scheduled for step in plan.steps)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "small-steps"])
 def test_a_scenario_is_small_and_mostly_decodes(name: str) -> None:
     plan = plan_of(name)
     assert 25 <= len(plan.steps) <= 80

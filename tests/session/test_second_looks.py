@@ -9,7 +9,7 @@ from pcpbench.faults import lifetimes
 from pcpbench.faults.fault import Site
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.results import Outcome
-from pcpbench.session.faults import FaultRunner, _plan, findings
+from pcpbench.session.faults import FaultRunner, findings
 from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.trial import Trial
 
@@ -47,7 +47,7 @@ def judged(name, checks="full", **place):
             result = runner._trial(setting, stand).run()
     else:
         with fault.inject(site):
-            stand = runner._builder(setting).stand_for(_plan(setting))
+            stand = runner._builder(setting).stand_for(runner._plan(setting))
             result = runner._trial(setting, stand).run()
     assert site.num_hits
     return result
