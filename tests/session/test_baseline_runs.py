@@ -5,6 +5,7 @@ import json
 import pytest
 
 from pcpbench import cli
+from pcpbench.gate_settings import DEFAULT_PROCESSES
 from pcpbench.request import EngineOptions
 from pcpbench.session import gathering
 from pcpbench.session.baseline import read_measured
@@ -65,7 +66,7 @@ def test_a_comparison_is_held_against_a_baseline(world, tmp_path, capsys):
     assert world.compare("--baseline", "main.json", "--out", "slow") == 1
     found = json.loads((tmp_path / "slow" / "gate" / "gate.json").read_text(encoding="utf-8"))
     assert found["verdict"] == "regression"
-    assert found["num_run"] == 6
+    assert found["num_run"] == DEFAULT_PROCESSES
 
 
 def test_a_comparison_under_other_settings_is_not_held_against_it(world, tmp_path):
