@@ -75,7 +75,9 @@ def entry_point(monkeypatch, loaded):
         load=lambda: loaded,
         dist=SimpleNamespace(name="their-faults"),
     )
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [point] if group == registry.GROUP else []
+    )
 
 
 def test_an_installed_package_can_bring_faults(monkeypatch):
@@ -132,7 +134,9 @@ def test_an_entry_point_that_raises_is_one_that_cannot_be_used(monkeypatch):
         raise ImportError("their own mistake")
 
     point = SimpleNamespace(name="theirs", value="theirs:FAULTS", load=load)
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [point] if group == registry.GROUP else []
+    )
     (unusable,) = registry.catalogue().unusable
     assert unusable.told == (
         "entry point 'theirs': theirs:FAULTS cannot be loaded (ImportError: their own mistake)"

@@ -103,7 +103,9 @@ def never(site):
 def theirs(monkeypatch, *faults):
     point = SimpleNamespace(name="x", value="their:FAULTS", load=lambda: faults,
                             dist=SimpleNamespace(name="their-faults"))  # fmt: skip
-    monkeypatch.setattr(metadata, "entry_points", lambda group: [point])
+    monkeypatch.setattr(
+        metadata, "entry_points", lambda group: [point] if group == registry.GROUP else []
+    )
 
 
 def test_an_unusable_fault_is_a_row_and_the_others_run(monkeypatch, capsys):

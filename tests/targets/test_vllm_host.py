@@ -35,7 +35,7 @@ def test_the_target_package_alone_imports_no_vllm():
 
 def test_without_vllm_the_refusal_names_both_ways_to_install(monkeypatch):
     monkeypatch.setattr(host, "installed_version", lambda: None)
-    with pytest.raises(CannotMeasure, match=r"pcpbench\[vllm\].*scripts/install-vllm-cpu") as told:
+    with pytest.raises(CannotMeasure, match=r"-e .\.\[vllm\]..*scripts/install-vllm-cpu") as told:
         host._prepare.__wrapped__()
     assert told.value.exit_code == 3
 
