@@ -14,6 +14,7 @@ from pcpbench.report.arms import contract_order, find_arm
 from pcpbench.report.console import (
     Facts,
     add_notices,
+    add_planted,
     badge,
     is_wide,
     new_table,
@@ -76,9 +77,7 @@ def print_verdict(result: CompareResult, console: Console) -> None:
     """The verdict in one sentence, and what was compared; also the talk beside `--json`."""
     verdict_line(console, result.outcome, verdict(result))
     facts = Facts()
-    if "inject" in result.settings:
-        fault = result.settings["inject"]
-        facts.add("Injected", f"the fault {fault} was planted on purpose", style="bold yellow")
+    add_planted(facts, result.settings)
     facts.add("Compared", _compared(result), style="dim")
     add_unserved(facts, result.scenarios)
     if result.outcome is Outcome.PASS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, TextIO
 
 from rich import box
@@ -134,6 +134,13 @@ class Facts:
         """Print what was added."""
         if self.grid.row_count:
             console.print(self.grid)
+
+
+def add_planted(facts: Facts, settings: Mapping[str, Any]) -> None:
+    """A fact that stands first wherever a fault was planted: what follows is then meant to fail."""
+    if settings.get("inject"):
+        told = f"the fault {settings['inject']} was planted on purpose"
+        facts.add("Injected", told, style="bold yellow")
 
 
 def add_notices(facts: Facts, notices: Iterable[Notice]) -> None:

@@ -13,7 +13,15 @@ from rich.text import Text
 
 from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
 from pcpbench.report import units
-from pcpbench.report.console import STYLES, Facts, add_notices, is_wide, new_table, verdict_line
+from pcpbench.report.console import (
+    STYLES,
+    Facts,
+    add_notices,
+    add_planted,
+    is_wide,
+    new_table,
+    verdict_line,
+)
 from pcpbench.results import Outcome
 
 SHOWN: Final = 4
@@ -33,9 +41,7 @@ def print_matrix_verdict(result: MatrixResult, console: Console) -> None:
     """The verdict in one sentence, the reasons, and where the files are; also beside `--json`."""
     verdict_line(console, result.outcome, _verdict(result))
     facts = Facts()
-    if result.settings.get("inject"):
-        fault = result.settings["inject"]
-        facts.add("Injected", f"the fault {fault} was planted on purpose", style="bold yellow")
+    add_planted(facts, result.settings)
     for (outcome, reason), names in _by_reason(result).items():
         style = STYLES[_as_verdict(outcome)]
         shown = ", ".join(names[:SHOWN]) + (", ..." if names[SHOWN:] else "")

@@ -13,7 +13,14 @@ from rich.table import Table
 
 from pcpbench.modes_results import ModeRow, ModesResult, Served, Speed, TokenTrace
 from pcpbench.report import units
-from pcpbench.report.console import Facts, add_notices, is_wide, new_table, verdict_line
+from pcpbench.report.console import (
+    Facts,
+    add_notices,
+    add_planted,
+    is_wide,
+    new_table,
+    verdict_line,
+)
 from pcpbench.results import Outcome, Ratio, Stat
 
 SHOWN: Final = 8
@@ -48,9 +55,7 @@ def print_modes_verdict(result: ModesResult, console: Console) -> None:
     """The verdict in one sentence, and what was run; also the talk beside `--json`."""
     verdict_line(console, result.outcome, _verdict(result))
     facts = Facts()
-    if "inject" in result.settings:
-        fault = result.settings["inject"]
-        facts.add("Injected", f"the fault {fault} was planted on purpose", style="bold yellow")
+    add_planted(facts, result.settings)
     facts.add("Run", _run(result), style="dim")
     if result.outcome is not Outcome.PASS:
         facts.add_all("Because", result.reasons)
