@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pcpbench.engine.draft_model import DraftPass
 from pcpbench.engine.draft_runner import Proposal, RankedPass
+from pcpbench.engine.host_copies import host_copy, wide_copy
 from pcpbench.records import DraftPassRecord, IntArray
 
 _NO_SLOTS: Final[IntArray] = np.zeros((0, 0), dtype=np.int64)
@@ -19,7 +19,7 @@ def step_drafts(proposal: Proposal | None) -> dict[str, Any]:
     """The fields of a StepRecord that a draft model fills."""
     if proposal is None or proposal.logits is None:
         return {}
-    return {"draft_logits": _wide(proposal.logits), "proposed": _host(proposal.tokens[0])}
+    return {"draft_logits": wide_copy(proposal.logits), "proposed": host_copy(proposal.tokens[0])}
 
 
 def rank_drafts(proposal: Proposal | None, index: int) -> dict[str, Any]:
@@ -32,8 +32,8 @@ def rank_drafts(proposal: Proposal | None, index: int) -> dict[str, Any]:
         )
     }
     if proposal.tokens:
-        found["proposed"] = _host(proposal.tokens[index])
-        found["draft_rows"] = _host(proposal.rows[index])
+        found["proposed"] = host_copy(proposal.tokens[index])
+        found["draft_rows"] = host_copy(proposal.rows[index])
     return found
 
 
@@ -47,22 +47,14 @@ def _record(one: RankedPass, own: DraftPass, drafted: Tensor) -> DraftPassRecord
         num_reqs_after_padding=counts.num_reqs_after_padding,
         num_tokens=counts.num_tokens,
         num_tokens_after_padding=counts.num_tokens_after_padding,
-        input_ids=_host(own.input_ids),
-        positions=_host(own.positions),
-        is_padding=_host(own.is_padding),
-        query_start_loc=None if given is None else _host(given.query_start_loc),
-        seq_lens=None if given is None else _host(given.seq_lens),
-        dcp_local_seq_lens=None if local is None else _host(local),
-        block_tables=() if given is None else tuple(map(_host, given.block_tables)),
-        slot_mappings=_NO_SLOTS if given is None else _host(given.slot_mappings),
-        hidden_in=_wide(own.hidden_states),
-        hidden_out=_wide(drafted),
+        input_ids=host_copy(own.input_ids),
+        positions=host_copy(own.positions),
+        is_padding=host_copy(own.is_padding),
+        query_start_loc=None if given is None else host_copy(given.query_start_loc),
+        seq_lens=None if given is None else host_copy(given.seq_lens),
+        dcp_local_seq_lens=None if local is None else host_copy(local),
+        block_tables=() if given is None else tuple(map(host_copy, given.block_tables)),
+        slot_mappings=_NO_SLOTS if given is None else host_copy(given.slot_mappings),
+        hidden_in=wide_copy(own.hidden_states),
+        hidden_out=wide_copy(drafted),
     )
-
-
-def _host(tensor: Tensor) -> NDArray[Any]:
-    return np.array(tensor.cpu().numpy(), copy=True)
-
-
-def _wide(tensor: Tensor) -> NDArray[np.float32]:
-    return np.array(tensor.float().cpu().numpy(), copy=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
+from pcpbench.engine.host_copies import host_copy
 from pcpbench.engine.microbatch import Microbatch
 from pcpbench.engine.worker import Worker
 from pcpbench.model.context import AttentionMetadata
@@ -38,13 +38,13 @@ def _record(part: Microbatch, metadata: AttentionMetadata) -> MicrobatchRecord:
         num_tokens=batch.num_tokens,
         num_tokens_after_padding=batch.num_tokens_after_padding,
         row_index=np.array(part.rows),
-        query_start_loc=_host(metadata.query_start_loc),
-        seq_lens=_host(metadata.seq_lens),
-        dcp_local_seq_lens=None if local is None else _host(local),
-        block_tables=tuple(_host(table) for table in metadata.block_tables),
-        slot_mappings=_host(metadata.slot_mappings),
+        query_start_loc=host_copy(metadata.query_start_loc),
+        seq_lens=host_copy(metadata.seq_lens),
+        dcp_local_seq_lens=None if local is None else host_copy(local),
+        block_tables=tuple(host_copy(table) for table in metadata.block_tables),
+        slot_mappings=host_copy(metadata.slot_mappings),
         spans=tuple(_spans({**tokens, **_tensors(metadata)})),
-        **{name: _host(tensor) for name, tensor in tokens.items()},
+        **{name: host_copy(tensor) for name, tensor in tokens.items()},
     )
 
 
@@ -68,8 +68,3 @@ def _spans(tensors: Mapping[str, Tensor]) -> Iterator[BufferSpan]:
         last = sum((size - 1) * stride for size, stride in pairs)
         num_bytes = (last + 1) * tensor.element_size()
         yield BufferSpan(name=name, address=tensor.data_ptr(), num_bytes=num_bytes)
-
-
-def _host(tensor: Tensor) -> NDArray[Any]:
-    """A host copy that shares no memory with its source."""
-    return np.array(tensor.cpu().numpy(), copy=True)

@@ -16,6 +16,7 @@ from torch import Tensor
 from pcpbench.engine.dispatcher import BatchCounts
 from pcpbench.engine.draft_recorder import rank_drafts, step_drafts
 from pcpbench.engine.engine import Engine, StepOutput
+from pcpbench.engine.host_copies import host_copy, wide_copy
 from pcpbench.engine.microbatch_recorder import record_microbatches
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -58,9 +59,9 @@ def record_step(
         miss_reason=output.decision.miss_reason,
         ranks=ranks,
         sampled_req_ids=tuple(r.req_id for r in plan.scheduled for _ in range(r.num_logits)),
-        sampled=np.zeros(0, dtype=np.int64) if first is None else _host(first.tokens),
-        logits=empty if first is None else _wide(first.logits),
-        hidden=empty if first is None else _wide(first.hidden),
+        sampled=np.zeros(0, dtype=np.int64) if first is None else host_copy(first.tokens),
+        logits=empty if first is None else wide_copy(first.logits),
+        hidden=empty if first is None else wide_copy(first.hidden),
         address_changes=address_changes + moved_by_drafts,
         idle=output.idle,
         num_replays=output.num_replays,
@@ -99,7 +100,9 @@ def record_rank(
     assert batch is not None
     dcp_lens = batch.dcp_local_seq_lens
     tables = () if metadata is None else metadata.block_tables
-    slots = np.zeros((0, 0), dtype=np.int64) if metadata is None else _host(metadata.slot_mappings)
+    slots = (
+        np.zeros((0, 0), dtype=np.int64) if metadata is None else host_copy(metadata.slot_mappings)
+    )
     restore: Tensor | None = None
     mask: Tensor | None = None
     if manager is not None and worker.global_batch is not None and metadata is not None:
@@ -114,28 +117,28 @@ def record_rank(
         num_reqs_after_padding=batch.num_reqs_after_padding,
         num_tokens=batch.num_tokens,
         num_tokens_after_padding=batch.num_tokens_after_padding,
-        input_ids=_host(batch.input_ids),
-        positions=_host(batch.positions),
-        is_padding=_host(batch.is_padding),
-        query_start_loc=_host(batch.query_start_loc),
-        seq_lens=_host(batch.seq_lens),
-        dcp_local_seq_lens=None if dcp_lens is None else _host(dcp_lens),
-        block_tables=tuple(_host(table) for table in tables),
+        input_ids=host_copy(batch.input_ids),
+        positions=host_copy(batch.positions),
+        is_padding=host_copy(batch.is_padding),
+        query_start_loc=host_copy(batch.query_start_loc),
+        seq_lens=host_copy(batch.seq_lens),
+        dcp_local_seq_lens=None if dcp_lens is None else host_copy(dcp_lens),
+        block_tables=tuple(host_copy(table) for table in tables),
         slot_mappings=slots,
         row_req_index=np.array(row_req_index),
         row_start=np.array(row_start),
-        hidden_restore_idx=None if restore is None else _host(restore),
-        gathered_kv_write_mask=None if mask is None else _host(mask),
+        hidden_restore_idx=None if restore is None else host_copy(restore),
+        gathered_kv_write_mask=None if mask is None else host_copy(mask),
         descriptor=descriptor,
         dispatch_num_reqs=counts.num_reqs,
         dispatch_num_tokens=counts.num_tokens,
         collectives=tuple(worker.groups.log),
-        hidden=None if sampled is None else _wide(sampled.hidden),
-        sampled=None if sampled is None else _host(sampled.tokens),
+        hidden=None if sampled is None else wide_copy(sampled.hidden),
+        sampled=None if sampled is None else host_copy(sampled.tokens),
         sampled_rows=None if sampled is None else np.array(sampled.rows),
-        num_accepted=None if accepted is None else _host(accepted),
+        num_accepted=None if accepted is None else host_copy(accepted),
         num_computed_after=None if accepted is None else _cursors(worker),
-        seq_lens_cpu_upper_bound=_host(batch.seq_lens_cpu_upper_bound),
+        seq_lens_cpu_upper_bound=host_copy(batch.seq_lens_cpu_upper_bound),
         selected=_selected(worker),
         routing=tuple(_routing(worker)),
         **record_microbatches(worker),
@@ -157,7 +160,7 @@ def _cursors(worker: Worker) -> NDArray[Any]:
     """The device's cursors of the requests of the last step."""
     batch = worker.global_batch
     assert batch is not None
-    return _host(worker.request_state.num_computed_tokens.index_select(0, batch.idx_mapping))
+    return host_copy(worker.request_state.num_computed_tokens.index_select(0, batch.idx_mapping))
 
 
 def _selected(worker: Worker) -> NDArray[Any] | None:
@@ -165,13 +168,4 @@ def _selected(worker: Worker) -> NDArray[Any] | None:
     batch, chosen = worker.local_batch, worker.context.selected
     if batch is None or chosen is None or worker.context.metadata is None:
         return None
-    return _host(chosen[:, : batch.num_tokens_after_padding])
-
-
-def _host(tensor: Tensor) -> NDArray[Any]:
-    """A host copy that shares no memory with its source."""
-    return np.array(tensor.cpu().numpy(), copy=True)
-
-
-def _wide(tensor: Tensor) -> NDArray[np.float32]:
-    return np.array(tensor.float().cpu().numpy(), copy=True)
+    return host_copy(chosen[:, : batch.num_tokens_after_padding])

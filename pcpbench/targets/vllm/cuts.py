@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
+from pcpbench.engine.host_copies import host_copy
 from pcpbench.partition_results import Value, padding_rows
 from pcpbench.targets.builtin import BuiltinArm
 from pcpbench.targets.vllm.api import VllmApi
@@ -80,7 +80,7 @@ class Cutter:
 
 def _part_fields(part: Any, where: Any) -> dict[str, Value]:
     count = part.num_reqs
-    starts, lengths = _host(part.query_start_loc), _host(part.seq_lens)
+    starts, lengths = host_copy(part.query_start_loc), host_copy(part.seq_lens)
     fields: dict[str, Value] = {
         "first_token": where.token_slice.start,
         "num_reqs": count,
@@ -95,14 +95,10 @@ def _part_fields(part: Any, where: Any) -> dict[str, Value]:
         "padding_rows": padding_rows(starts, lengths, part.num_tokens, count),
     }
     for name in ("input_ids", "positions", "is_padding"):
-        fields[name] = _host(getattr(part, name))
+        fields[name] = host_copy(getattr(part, name))
     if part.dcp_local_seq_lens is not None:
-        local = _host(part.dcp_local_seq_lens)
+        local = host_copy(part.dcp_local_seq_lens)
         fields["dcp_local_seq_lens"] = local[:count]
         if local[count:].any():
             fields["padding_rows"] = "DCP lengths of padding rows are not 0"
     return fields
-
-
-def _host(tensor: Tensor) -> Any:
-    return tensor.cpu().numpy().copy()

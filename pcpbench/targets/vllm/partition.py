@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pcpbench.engine.host_copies import host_copy
 from pcpbench.errors import PcpbenchError, UsageError
 from pcpbench.partition_cases import (
     BLOCK_SIZE,
@@ -234,16 +235,16 @@ class _Rank:
         )
         fields = _fields(batch)
         fields |= _rows(case, batch)
-        fields["slot_mappings"] = _host(slots)
+        fields["slot_mappings"] = host_copy(slots)
         blocks = _num_blocks(case, batch, fields["row_req_index"])
         for group, table in enumerate(tables):
-            read = read_columns(_host(table), blocks, batch.num_reqs)
+            read = read_columns(host_copy(table), blocks, batch.num_reqs)
             fields[f"block_tables.{group}"] = read
         if local is not None:
-            fields["dcp_local_seq_lens"] = _host(local)
+            fields["dcp_local_seq_lens"] = host_copy(local)
         if self.manager is not None:
             for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
-                fields[name] = _host(getattr(self.manager, f"_{name}"))
+                fields[name] = host_copy(getattr(self.manager, f"_{name}"))
         if case.is_cut and batch.num_tokens_after_padding > 1:
             for index, part in enumerate(self._cut.parts(batch, is_whole)):
                 fields |= {f"ubatch{index}.{name}": value for name, value in part.items()}
@@ -325,7 +326,7 @@ def _fields(batch: Any) -> dict[str, Value]:
         )
     }
     for name in ("input_ids", "positions", "is_padding", "query_start_loc", "seq_lens"):
-        fields[name] = _host(getattr(batch, name))
+        fields[name] = host_copy(getattr(batch, name))
     return fields
 
 
@@ -354,7 +355,3 @@ def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
     if not batch.num_tokens or not isinstance(rows, np.ndarray):
         return [0] * batch.num_reqs
     return [num_blocks_of(case.requests[at].slot, case.dcp) for at in rows.tolist()]
-
-
-def _host(tensor: Tensor) -> Any:
-    return tensor.cpu().numpy().copy()
