@@ -51,17 +51,21 @@ LAST_PART_PADS: Final = (
 )
 
 
-NOT_OFFERED: Final = re.compile(
-    r"dispatch_num_reqs|ubatch\d\.(slot_mappings|block_tables\.\d+|dcp_local_seq_lens)"
-)
-"""What vLLM has no function for: rows of the largest rank, and slices of tables and slots of
-microbatches under context parallelism. DCP lengths of microbatches come from a kernel, which is run
-on some of the batches only."""
+NOT_OFFERED: Final = {
+    VLLM: re.compile(
+        r"dispatch_num_reqs|ubatch\d\.(slot_mappings|block_tables\.\d+|dcp_local_seq_lens)"
+        r"|pcp\..+"
+    ),
+    "builtin": re.compile(r"pcp\..+"),
+}
+"""What a maker has nothing of. vLLM: rows of the largest rank, and slices of tables and slots of
+microbatches under context parallelism; DCP lengths of microbatches come from a kernel, which is run
+on some of the batches only; `pcp.` is what vLLM 0.33 carries of whole requests, 0.32 in part."""
 
 
 def may_lack(maker: str, name: str) -> bool:
     """Whether a maker has no such field to give; any other that is absent is a difference."""
-    return maker == VLLM and NOT_OFFERED.fullmatch(name) is not None
+    return maker in NOT_OFFERED and NOT_OFFERED[maker].fullmatch(name) is not None
 
 
 def explain(name: str, sides: Sides) -> str:

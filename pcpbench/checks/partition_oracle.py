@@ -16,7 +16,7 @@ from pcpbench.checks.candidates import wanted_shapes
 from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import Oracle, RankExpectation, StepExpectation
 from pcpbench.checks.oracle_microbatch import cut_expectation
-from pcpbench.checks.oracle_tables import TokenFeed
+from pcpbench.checks.oracle_tables import TokenFeed, dcp_share
 from pcpbench.checks.partition_fields import expected_fields, expected_part
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -57,7 +57,10 @@ def expected_outputs(case: PartitionCase) -> PartitionOutputs:
         for index, part in enumerate(parts):
             own = expected_part(rank, part.ranks[rank.rank], index, (num_columns(case.dcp),))
             fields |= {f"ubatch{index}.{name}": value for name, value in own.items()}
-        found.append(fields | _row_fields(case, rank))
+        fields |= _row_fields(case, rank)
+        if case.pcp > 1:
+            fields |= _request_fields(case, rank)
+        found.append(fields)
     return PartitionOutputs(ranks=tuple(found), step=_dispatch(whole))
 
 
@@ -159,6 +162,27 @@ def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
         "query_start_loc_np": rank.query_start_loc,
         "seq_lens_cpu_upper_bound": bound,
     }
+
+
+def _request_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
+    """What a rank's batch carries of the whole requests behind its rows (vLLM's PCPBatchMetadata).
+
+    A rank with nothing to do has request 0. Under DCP the bound of a row is DCP rank 0's share of
+    the whole request, which no rank's exceeds; it is 0 in padding rows.
+    """
+    requests = [case.requests[row.req_index] for row in rank.rows] or [case.requests[0]]
+    lengths = np.array([request.num_scheduled_tokens for request in requests])
+    ends = np.array([request.last_token for request in requests])
+    fields: dict[str, Value] = {
+        "pcp.global_num_tokens": str(sum(r.num_scheduled_tokens for r in case.requests)),
+        "pcp.global_query_lens_np": lengths,
+        "pcp.global_seq_lens_cpu_upper_bound_np": ends,
+    }
+    if case.dcp > 1:
+        bound = np.zeros(rank.num_reqs_after_padding, dtype=np.int64)
+        bound[: len(ends)] = [dcp_share(int(n), case.dcp, 0, case.interleave) for n in ends]
+        fields["pcp.dcp_local_seq_lens_cpu_upper_bound"] = bound
+    return fields
 
 
 def _dispatch(whole: StepExpectation) -> dict[str, Value]:

@@ -37,7 +37,8 @@ def test_a_sample_of_every_world_differs_in_nothing(choice):
     found = tally_of(sample(60, 3, choice))
     assert not found.differences
     assert sum(group.num_compared for group in found.groups) > 1000
-    assert not any(field.num_missing for field in found.fields)
+    missing = {field.field for field in found.fields if field.num_missing}
+    assert all(name.startswith("pcp.") for name in missing)  # whole requests: vLLM's alone
 
 
 def skip_tokens(original):

@@ -56,6 +56,35 @@ def test_lengths_and_slots_under_dcp(makers):
     assert {"dcp_local_seq_lens", "slot_mappings", "block_tables.0", "is_padding"} <= names
 
 
+WHOLE = {
+    "global_num_tokens": lambda n: n + 1,
+    "global_query_lens_np": lambda lengths: lengths + 1,
+    "global_seq_lens_cpu_upper_bound_np": lambda lengths: lengths - 1,
+    "dcp_local_seq_lens_cpu_upper_bound": lambda lengths: lengths + 1,
+}
+"""What a batch carries of whole requests (vLLM 0.33), each with another value than it should."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_wrong_word_about_whole_requests_is_a_difference(makers, api, monkeypatch, name):
+    case = parse_case("pcp=2 dcp=2 tp=1 interleave=2 NONE: p9@3+2#2 d1@5#0")
+    clean = tally_of(makers, [case])
+    assert not clean.differences
+    if f"pcp.{name}" not in {field.field for field in clean.fields if field.num_compared}:
+        pytest.skip(f"vllm {api.version} carries no {name}")
+    real = type(api).pcp_metadata
+    monkeypatch.setattr(
+        type(api),
+        "pcp_metadata",
+        lambda self, batch: {
+            key: WHOLE[key](value) if key == name else value
+            for key, value in real(self, batch).items()
+        },
+    )
+    found = tally_of(makers, [case])
+    assert {each.field for each in found.differences} == {f"pcp.{name}"}
+
+
 def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, api, monkeypatch):
     makers.check(2, 1)
     monkeypatch.setattr(type(api), "shards_decodes", False)

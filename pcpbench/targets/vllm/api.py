@@ -232,6 +232,18 @@ class VllmApi:
         )
         return gathered
 
+    def pcp_metadata(self, batch: Any) -> dict[str, Any]:
+        """What a rank's batch carries of the whole requests behind its rows, by vLLM's names."""
+        return {
+            name: getattr(batch.pcp, name)
+            for name in (
+                "global_num_tokens",
+                "global_query_lens_np",
+                "global_seq_lens_cpu_upper_bound_np",
+                "dcp_local_seq_lens_cpu_upper_bound",
+            )
+        }
+
     def restore(self, manager: Any, hidden: Tensor, view: RankView) -> tuple[Tensor, Any]:
         """Global hidden states and the batch that sampling sees: restore_for_sampling."""
         with self.groups(pcp=view):
@@ -281,6 +293,11 @@ class VllmApi32(VllmApi):
         """Without num_computed_tokens, which 0.32 does not take."""
         gathered: tuple[Tensor, ...] = tables.gather_block_tables(idx_mapping, num_reqs_padded)
         return gathered
+
+    def pcp_metadata(self, batch: Any) -> dict[str, Any]:
+        """The one of them that 0.32 has, on the batch itself; 0.31 has none."""
+        name = "dcp_local_seq_lens_cpu_upper_bound"
+        return {name: getattr(batch, name)} if hasattr(batch, name) else {}
 
 
 class VllmApi31(VllmApi32):

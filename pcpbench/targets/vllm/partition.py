@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -243,6 +243,7 @@ class _Rank:
         if local is not None:
             fields["dcp_local_seq_lens"] = host_copy(local)
         if self.manager is not None:
+            fields |= _pcp_fields(self.api.pcp_metadata(batch), self.dcp[0])
             for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
                 fields[name] = host_copy(getattr(self.manager, f"_{name}"))
         if case.is_cut and batch.num_tokens_after_padding > 1:
@@ -348,6 +349,16 @@ def _rows(case: PartitionCase, batch: Any) -> dict[str, Value]:
         "query_start_loc_np": np.array(batch.query_start_loc_np),
         "seq_lens_cpu_upper_bound": batch.seq_lens_cpu_upper_bound.numpy().copy(),
     }
+
+
+def _pcp_fields(metadata: Mapping[str, Any], dcp_size: int) -> dict[str, Value]:
+    """What the batch says of whole requests; lengths of shares belong there under DCP alone."""
+    fields: dict[str, Value] = {}
+    for name, value in metadata.items():
+        if value is not None or dcp_size > 1:
+            is_single = value is None or isinstance(value, int)
+            fields[f"pcp.{name}"] = str(value) if is_single else host_copy(torch.as_tensor(value))
+    return fields
 
 
 def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
