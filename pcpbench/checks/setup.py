@@ -10,8 +10,9 @@ from typing import Final
 
 from pcpbench.config import ALL2ALL_BACKENDS
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.records import NO_TRAITS, IndexTables, Traits
+from pcpbench.records import IndexTables
 from pcpbench.results import CapturedGraph
+from pcpbench.traits import NO_TRAITS, Traits
 from pcpbench.world import World
 
 KINDS: Final = ("partition", "padding", "capture")

@@ -179,7 +179,7 @@ def _add_reading(facts: Facts, result: CompareResult) -> None:
     if any(has_times(scenario) for scenario in result.scenarios):
         facts.add_all("Times", _reading(result))
     elif settings.get("repetitions") == 0:
-        facts.add("Times", "not timed (--repetitions 0)")
+        facts.add("Times", "not timed (--repetitions 0 or --quick)")
     elif result.scenarios:
         facts.add("Times", "not timed: no scenario passed")
     if result.run_dir:

@@ -67,7 +67,7 @@ def run_capture(request: CaptureRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
-                    *target.traits.notices,
+                    *target.traits.notices_for(request.options.pcp, request.options.dcp),
                     *unused,
                 ),
                 wall_s=time.perf_counter() - start,

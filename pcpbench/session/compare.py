@@ -90,7 +90,7 @@ def run_compare(request: CompareRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
-                    *target.traits.notices,
+                    *target.traits.notices_for(request.options.pcp, request.options.dcp),
                     *builder.notices,
                     *locator.notices,
                 ),

@@ -23,16 +23,15 @@ from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import (
-    NO_TRAITS,
     AddressChange,
     IndexTables,
     Notice,
     StepRecord,
     TapRecord,
-    Traits,
 )
 from pcpbench.results import AddressUse, CapturedGraph
 from pcpbench.targets.engine_errors import engine_errors
+from pcpbench.traits import NO_TRAITS, Traits
 
 
 class BuiltinArm:

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 from pcpbench.config import EngineConfig
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord, Traits
+from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
+from pcpbench.traits import Traits
 
 
 class Arm(Protocol):

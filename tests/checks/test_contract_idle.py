@@ -8,7 +8,7 @@ import pytest
 from pcpbench.checks.contracts import check_step
 from pcpbench.checks.findings import StepView
 from pcpbench.plan import StepPlan
-from pcpbench.records import Traits
+from pcpbench.traits import Traits
 
 IDLE = StepPlan(index=4, scheduled=(), idle=True)
 WORLDS = {

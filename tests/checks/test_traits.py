@@ -7,7 +7,7 @@ import pytest
 
 from pcpbench.checks.contracts import check_step
 from pcpbench.checks.findings import StepView
-from pcpbench.records import Traits
+from pcpbench.traits import Traits
 
 
 def said(bench, step, expected, record, **traits):

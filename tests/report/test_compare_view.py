@@ -167,7 +167,7 @@ def test_what_was_not_timed_is_left_out_and_said_once(make, show, untimed, kinds
     scenarios = [untimed(getattr(make, kind)()) for kind in kinds]
     text, line = show(*scenarios, settings=settings)
 
-    assert line.count("not timed (--repetitions 0)") == 1
+    assert line.count("not timed (--repetitions 0 or --quick)") == 1
     for legend in ("TPOT", "ITL", "Launch", "launch", "ratio =", "full / eager", "p99", "Median"):
         assert legend not in text
     assert "50\u00a0eager" in text

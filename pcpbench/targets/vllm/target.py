@@ -8,12 +8,13 @@ from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
 from pcpbench.errors import UsageError
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Notice, Traits
+from pcpbench.records import Notice
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
 from pcpbench.targets.vllm.api import VllmApi, vllm_api
 from pcpbench.targets.vllm.engine import VllmEngine
 from pcpbench.targets.vllm.orders import arrange
 from pcpbench.targets.vllm.settings import vllm_config
+from pcpbench.traits import Traits
 from pcpbench.vllm_options import check_vllm_options
 
 TRAITS = Traits(
@@ -27,12 +28,16 @@ TRAITS = Traits(
             "token count: C10 holds it to the largest rank's in decode steps of arms with FULL "
             "graphs, where a graph depends on it, and nowhere else.",
         ),
+    ),
+    notices_without_pcp=(
         Notice(
             setting="target",
             message="without PCP vLLM leaves ids and positions of padding tokens as earlier steps "
             "wrote them, where pcpbench's are 0: C3 looks at their flags only. That nothing reads "
             "them is what --check full shows (C16).",
         ),
+    ),
+    notices_with_dcp=(
         Notice(
             setting="target",
             message="vLLM's idle steps have no dummy context under DCP, where pcpbench's have "

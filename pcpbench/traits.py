@@ -1,0 +1,42 @@
+"""Where a target is known to differ from the contracts, and what reports say of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from pcpbench.records import Notice
+
+
+@dataclass(frozen=True, kw_only=True)
+class Traits:
+    """Where a target is known to differ from the contracts, and how it is judged instead.
+
+    counts_whole_batch: the request count that it hands to dispatch is the whole batch's; it is held
+    to the largest rank's (C10) where a FULL graph depends on it, in decode steps, and only there.
+    idle_has_context: whether the FULL graph of an idle step under DCP gets dummy context.
+    stale_padding_without_pcp: ids and positions of padding tokens are what earlier steps left,
+    in worlds without PCP; they are flagged as padding all the same, and C16 shows whether they are
+    read.
+    notices, notices_without_pcp, notices_with_dcp: all of that in words, for reports of every run
+    and of runs that it matters to.
+    """
+
+    counts_whole_batch: bool = False
+    idle_has_context: bool = True
+    stale_padding_without_pcp: bool = False
+    notices: tuple[Notice, ...] = ()
+    notices_without_pcp: tuple[Notice, ...] = ()
+    notices_with_dcp: tuple[Notice, ...] = ()
+
+    def notices_for(self, pcp_size: int, dcp_size: int) -> tuple[Notice, ...]:
+        """What a report of such a world says of them."""
+        return (
+            *self.notices,
+            *(self.notices_without_pcp if pcp_size == 1 else ()),
+            *(self.notices_with_dcp if dcp_size > 1 else ()),
+        )
+
+
+NO_TRAITS: Final = Traits()
+"""A target that is held to every contract as it stands."""
