@@ -61,7 +61,7 @@ def add_totals(facts: Facts, scenarios: Sequence[ScenarioResult], names: Iterabl
     lines: list[str] = []
     for name in names:
         for arm, total in totals.items():
-            if arm != name and base_arm(arm) != name:
+            if (arm != name and base_arm(arm) != name) or not total["modes"]:
                 continue
             modes = total["modes"].items()
             told = ", ".join(f"{count} {MODE_WORDS.get(mode, mode)}" for mode, count in modes)

@@ -191,11 +191,16 @@ def pair_ladder(case: Case) -> Ladder:
 
 
 def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Rerun:
-    """The whole trial of the two arms, with every check that the first one had."""
+    """The whole trial of the two arms, with every check that the first one had.
+
+    With taps it raises what failed in a capture: that may be the taps' doing.
+    """
     fault = fault_named(case.fault, case.options) if case.fault else None
     builder = StandBuilder(target, pair_ladder(case), case.options, str(device), taps)
     build = partial(builder.stand_for, case.plan)
     with planted_stand(fault, build, target.api) as (stand, _):
+        if taps:
+            stand.check()
         probe = _probe(case, stand)
         trial = Trial(
             case.plan,

@@ -131,6 +131,7 @@ def _time_scenario(
 ) -> ScenarioSample:
     target.capture_s, clock = None, target.clock
     stand = builder.stand_for(plan)
+    stand.check()
     arms = [stand.arms[stand.base], stand.arms[stand.candidate]]
     feed = _Feed(stand, plan)
     with _slowed(arms[1], job.slowdown, clock):

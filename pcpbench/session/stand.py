@@ -13,6 +13,7 @@ from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, DraftSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
+from pcpbench.errors import MeasuredFailure
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
@@ -29,6 +30,7 @@ class Stand:
     is_async: whether the device runs behind the host.
     captures: for each arm, what its capture changed that it had to leave alone (contract C9).
     capture_s: for each arm that captures, what that took, warm-ups included.
+    broken: arms whose capture failed, which cannot be run, and what failed.
     """
 
     arms: dict[str, Arm]
@@ -39,6 +41,7 @@ class Stand:
     is_async: bool = False
     captures: dict[str, tuple[Change, ...]] = field(default_factory=dict)
     capture_s: dict[str, float] = field(default_factory=dict)
+    broken: dict[str, MeasuredFailure] = field(default_factory=dict)
 
     @property
     def poisoned(self) -> tuple[ArmSetup, ...]:
@@ -51,6 +54,11 @@ class Stand:
             or setup.padded_like is not None
             or setup.mode is not CUDAGraphMode.NONE
         )
+
+    def check(self) -> None:
+        """Raise what failed in a capture, for who has no verdict to put it in."""
+        for failure in self.broken.values():
+            raise failure
 
 
 class StandBuilder:
@@ -110,13 +118,17 @@ class StandBuilder:
     def _build(self, plan: ScenarioPlan) -> Stand:
         arms: dict[str, Arm] = {}
         setups: list[ArmSetup] = []
-        captures, capture_s = {}, {}
+        captures, capture_s, broken = {}, {}, {}
         for spec in self._ladder.arms:
             config = self.config(plan, spec)
             arm = self._target.build(spec.label, config, replays=spec.replays, taps=self._taps)
-            captures[spec.label], seconds = _capture(arm)
-            if arm.captured:
-                capture_s[spec.label] = seconds
+            try:
+                captures[spec.label], seconds = _capture(arm)
+            except MeasuredFailure as failure:
+                broken[spec.label] = failure
+            else:
+                if arm.captured:
+                    capture_s[spec.label] = seconds
             arms[spec.label] = arm
             if self._options.requested_sizes is not None:  # default sizes need no excuse
                 self._notices.update(dict.fromkeys(arm.notices))
@@ -126,7 +138,7 @@ class StandBuilder:
         is_async = self._device != "cpu"
         ladder = self._ladder
         asked = (ladder.base, ladder.candidate)
-        return Stand(arms, tuple(setups), pairs, *asked, is_async, captures, capture_s)
+        return Stand(arms, tuple(setups), pairs, *asked, is_async, captures, capture_s, broken)
 
 
 def _capture(arm: Arm) -> tuple[tuple[Change, ...], float]:

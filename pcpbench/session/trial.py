@@ -113,7 +113,7 @@ class Trial:
         """Judge every step, then time base and candidate if nothing stopped them."""
         start = time.perf_counter()
         self._find_unowned()
-        broken = self._verify()
+        broken = self._find_broken() or self._verify()
         if not broken:
             self._verify_dense()
         if not broken and self.is_full:
@@ -185,6 +185,13 @@ class Trial:
             num_graphs=captured.get(summary.arm, 0),
             capture_s=self.stand.capture_s.get(summary.arm),
         )
+
+    def _find_broken(self) -> bool:
+        """Accuse arms that could not be captured; where there is one, no step is run."""
+        for label, failure in self.stand.broken.items():
+            arm, first = self.stand.arms[label], self.plan.steps[0]
+            self._accuse(failure.contract, arm, first, failure.tensor, f"in capture: {failure}")
+        return bool(self.stand.broken)
 
     def _find_unowned(self) -> None:
         """Accuse graphs that touch memory which no persistent buffer owns (C8)."""

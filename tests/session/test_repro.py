@@ -128,9 +128,9 @@ def test_an_engine_that_raises_at_capture_is_told(run_dir, capsys, monkeypatch):
 
     monkeypatch.setattr(Engine, "capture", faulty)
     assert cli.run(["repro", str(run_dir)]) == 1
-    assert "it broke off: the engine raised LookupError: no such graph" in words(
-        capsys.readouterr().out
-    )
+    said = words(capsys.readouterr().out)
+    assert "it broke off: C0" in said
+    assert "step 0: in capture: the engine raised LookupError: no such graph" in said
 
 
 def test_another_place_than_recorded_is_told(run_dir, capsys):
