@@ -22,9 +22,9 @@ from pcpbench.checks.write_set import WriteSets
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.stand import Stand, StandBuilder

@@ -23,10 +23,10 @@ from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.engine import StepOutput
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.session.stand import StandBuilder

@@ -125,7 +125,8 @@ def capture(
     out: Out = None,
 ) -> None:
     """Capture every graph of a configuration and show what each one reads and writes."""
-    from pcpbench.request import CaptureRequest, EngineOptions
+    from pcpbench.engine_options import EngineOptions
+    from pcpbench.request import CaptureRequest
 
     request = CaptureRequest(
         mode=mode,
@@ -220,7 +221,8 @@ def compare(
     The first scenario that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
     A scenario in which the fault of --inject was not found is not compared: it never passes.
     """
-    from pcpbench.request import CompareRequest, EngineOptions
+    from pcpbench.engine_options import EngineOptions
+    from pcpbench.request import CompareRequest
     from pcpbench.targets_request import TargetsRequest, names_targets
 
     options = EngineOptions(

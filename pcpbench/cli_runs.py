@@ -91,8 +91,8 @@ def modes(
     One row a mode: tokens equal to NONE's, times, and how much ran as a graph. A token that differs
     is traced: exit code 0 where padding drift explains it, 1 where not.
     """
+    from pcpbench.engine_options import EngineOptions
     from pcpbench.modes_request import ModesRequest
-    from pcpbench.request import EngineOptions
 
     request = ModesRequest(
         options=EngineOptions(

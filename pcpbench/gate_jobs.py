@@ -11,11 +11,11 @@ from typing import Any, Final
 
 import msgspec
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.gate_samples import JudgedScenario, ProcessSample
 from pcpbench.gate_settings import GateOptions, resolve_settings
 from pcpbench.records import Environment
-from pcpbench.request import EngineOptions
 
 MAX_REPETITIONS = 1000
 DEFAULT_TIMED: Final = ("s2-capture-edges",)

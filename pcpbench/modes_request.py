@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
-from pcpbench.request import CHECKS, FEEDS, EngineOptions
+from pcpbench.request import CHECKS, FEEDS
 from pcpbench.scenarios.schema import Scenario
 from pcpbench.scenarios.task_run import Span, task_scenario
 

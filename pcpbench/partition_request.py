@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
+from pcpbench.engine_options import PREPARING_TARGETS
 from pcpbench.errors import UsageError
 from pcpbench.partition_cases import PartitionCase, parse_case
 from pcpbench.partition_enumeration import (
@@ -26,7 +27,6 @@ from pcpbench.partition_enumeration import (
     sample,
     units,
 )
-from pcpbench.request import PREPARING_TARGETS
 
 DEFAULT_BATCHES: Final = 300
 MAX_BATCHES: Final = 1_000_000

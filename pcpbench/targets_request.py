@@ -7,9 +7,10 @@ from pathlib import Path
 import msgspec
 
 from pcpbench.config import DRAFT_MODELS
+from pcpbench.engine_options import PREPARING_TARGETS, EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
-from pcpbench.request import CHECKS, FEEDS, PREPARING_TARGETS, QUICK_SCENARIOS, EngineOptions
+from pcpbench.request import CHECKS, FEEDS, QUICK_SCENARIOS
 from pcpbench.scenarios.loader import choose_scenarios
 
 MODE = CUDAGraphMode.FULL_AND_PIECEWISE

@@ -81,9 +81,9 @@ class FakeGate:
     def measured(self, ratios, **changes):
         import msgspec
 
+        from pcpbench.engine_options import EngineOptions
         from pcpbench.gate_jobs import Machine, Measured, SampleJob
         from pcpbench.records import Environment
-        from pcpbench.request import EngineOptions
 
         measured = Measured(
             job=SampleJob(

@@ -215,8 +215,9 @@ def place(tmp_path, monkeypatch):
 
 
 def test_every_mode_that_a_refusal_lists_would_be_taken():
+    from pcpbench.engine_options import EngineOptions
     from pcpbench.errors import UsageError
-    from pcpbench.request import CaptureRequest, EngineOptions
+    from pcpbench.request import CaptureRequest
 
     for pcp in (1, 2):
         options = EngineOptions(pcp=pcp)

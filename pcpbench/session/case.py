@@ -16,12 +16,13 @@ import msgspec
 from pcpbench.checks.accusation import FINDINGS
 from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.divergence import Accusation, Divergence
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import ARM_MODES
 from pcpbench.plan import PLAN, NewRequest, ScenarioPlan
 from pcpbench.records import CONTRACT_IDS
-from pcpbench.request import CHECKS, FEEDS, EngineOptions
+from pcpbench.request import CHECKS, FEEDS
 from pcpbench.scenarios.fields import field_problem
 from pcpbench.scenarios.limits import limits_problem, request_problem
 from pcpbench.scenarios.schema import Limits, Scenario

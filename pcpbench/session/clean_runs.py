@@ -16,13 +16,14 @@ import torch
 from pcpbench.config import DRAFT_MODELS, DTYPES, DYNAMIC_SPEC, PRESETS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.fault_results import CleanResult, CleanRun
 from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.report.clean_view import print_clean
 from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
-from pcpbench.request import CHECKS, FEEDS, EngineOptions
+from pcpbench.request import CHECKS, FEEDS
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 from pcpbench.session.faults import accused_of
 from pcpbench.session.ladder import build_ladder

@@ -22,11 +22,12 @@ from pcpbench.checks.setup import ArmSetup, Pair
 from pcpbench.checks.tap_compare import TapFinding
 from pcpbench.device.clock import make_clock
 from pcpbench.divergence import Accusation, Divergence, TensorDifference
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import EngineError, MeasuredFailure
 from pcpbench.plan import PLAN, ScenarioPlan
 from pcpbench.records import Environment, Notice
 from pcpbench.report.compare_files import CompareFiles
-from pcpbench.request import CompareRequest, EngineOptions
+from pcpbench.request import CompareRequest
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.session.bundle import DIRECTORY, bundle_files, make_bundle
 from pcpbench.session.case import Case, plan_findings

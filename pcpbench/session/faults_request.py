@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import msgspec
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.faults.fault import Fault, Setting
 from pcpbench.faults.registry import SHIPPED_FOR
 from pcpbench.model.presets import model_shape
-from pcpbench.request import CHECKS, EngineOptions
+from pcpbench.request import CHECKS
 
 
 def check_target(target: str) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure, UsageError
 from pcpbench.faults.fault import Fault, Setting, Site
 from pcpbench.faults.registry import catalogue, source_of
-from pcpbench.request import EngineOptions
 from pcpbench.results import Outcome, ScenarioResult
 from pcpbench.session.stand import Stand
 from pcpbench.targets.builtin import BuiltinArm

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.schema import Scenario
 from pcpbench.targets.protocol import Target
 

@@ -25,11 +25,11 @@ from pcpbench.device.clock import Clock, one_thread
 from pcpbench.device.environment import environment_of
 from pcpbench.device.graph import GraphBackend
 from pcpbench.device.own_time import make_own_clock
+from pcpbench.engine_options import EngineOptions
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample, ScenarioSample
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import StepTiming
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import Ladder, build_ladder
 from pcpbench.session.planning import plan_scenario

@@ -16,6 +16,7 @@ import numpy as np
 
 from pcpbench.checks.gate import value_of
 from pcpbench.checks.power import SLOWDOWNS, Rates, Table, simulate, smallest_called
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import SelfCheckResult
@@ -26,7 +27,6 @@ from pcpbench.report.console import make_console
 from pcpbench.report.gate_files import SelfCheckFiles
 from pcpbench.report.progress import make_progress
 from pcpbench.report.self_check_view import print_self_check, print_self_check_json
-from pcpbench.request import EngineOptions
 from pcpbench.session.baseline import SAMPLES_NAME, baseline_bytes, process_bytes, read_measured
 from pcpbench.session.baseline_runs import BASELINE_PROCESSES
 from pcpbench.session.gate import job_of

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from pcpbench.engine_options import AUTO, EngineOptions
 from pcpbench.records import Notice
-from pcpbench.request import AUTO, EngineOptions
 from pcpbench.targets.protocol import Target
 
 

@@ -13,12 +13,12 @@ from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, DraftSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
+from pcpbench.engine_options import EngineOptions, reference_config
 from pcpbench.errors import MeasuredFailure
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import IndexTables, Notice
-from pcpbench.request import EngineOptions, reference_config
 from pcpbench.session.ladder import ArmSpec, Ladder
 from pcpbench.targets.protocol import Arm, DraftingArm, Target
 

@@ -12,10 +12,10 @@ from pcpbench.engine import microbatch
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.microbatch import add_cut_twins, cut_rows
 from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import ARM_MODES, BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario
 
 CPU = torch.device("cpu")

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from pcpbench.divergence import Accusation, Divergence, KvOrigin, TensorDifference
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.records import Environment
-from pcpbench.request import EngineOptions
 from pcpbench.session.bundle import bundle_files, make_bundle, read_bundle
 from pcpbench.session.case import Case
 

@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from pcpbench.config import PRESETS
 from pcpbench.divergence import Accusation, Divergence
+from pcpbench.engine_options import EngineOptions
 from pcpbench.plan import ScenarioPlan
-from pcpbench.request import EngineOptions
 from pcpbench.scenarios.loader import load_scenario, shipped_names
 from pcpbench.session.case import Case, plan_findings, problem_of
 from pcpbench.session.planning import plan_scenario

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from pcpbench import cli
+from pcpbench.engine_options import EngineOptions
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_settings import DEFAULT_PROCESSES
-from pcpbench.request import EngineOptions
 from pcpbench.session import gate as gate_module
 from pcpbench.session import gathering
 from pcpbench.session.baseline import read_measured, write_baseline

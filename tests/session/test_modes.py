@@ -8,11 +8,11 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine.worker import Worker
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.modes_request import ModesRequest
-from pcpbench.request import EngineOptions
 from pcpbench.session.modes import plan_task
 
 SMALL = (

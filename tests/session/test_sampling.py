@@ -6,10 +6,10 @@ import sys
 import msgspec
 import pytest
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import MeasuredFailure, UsageError
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS
-from pcpbench.request import EngineOptions
 from pcpbench.session import processes
 from pcpbench.session.judging import judge_job
 from pcpbench.session.sampling import time_job

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import NewRequest, ScheduledRequest, StepPlan
-from pcpbench.request import EngineOptions
 from pcpbench.targets.vllm.orders import scheduler_output
 from pcpbench.targets.vllm.runner import Nothing, RankRunner
 from pcpbench.targets.vllm.settings import Settings, vllm_config

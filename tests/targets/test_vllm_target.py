@@ -8,9 +8,9 @@ import torch
 
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
-from pcpbench.request import EngineOptions
 from pcpbench.results import Outcome
 from pcpbench.scenarios.loader import parse_scenario
 from pcpbench.session.ladder import build_ladder
