@@ -21,7 +21,7 @@ from pcpbench.checks import judge
 from pcpbench.checks.write_set import WriteSets
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan

@@ -22,7 +22,7 @@ import torch
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine.engine import StepOutput
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import ARM_MODES, CUDAGraphMode

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.plan import ScenarioPlan
 from pcpbench.scenarios.loader import load_scenario, load_scenarios, scenario_path
 from pcpbench.scenarios.schema import Scenario, json_schema

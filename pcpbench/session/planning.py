@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.plan import ScenarioPlan

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from pcpbench.checks.plan_audit import plan_violations
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.model.presets import TINY_SWA
 from pcpbench.plan import NewRequest, StepPlan
 from pcpbench.scenarios.loader import load_scenario, shipped_names

@@ -11,7 +11,7 @@ from pcpbench.device.backends import resolve_backend
 from pcpbench.engine import microbatch
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.microbatch import add_cut_twins, cut_rows
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.model.presets import model_shape

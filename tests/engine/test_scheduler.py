@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.engine.block_pool import BlockPool
-from pcpbench.engine.scheduler import Scheduler, make_plan
+from pcpbench.engine.plan_steps import make_plan
+from pcpbench.engine.scheduler import Scheduler
 from pcpbench.errors import UsageError
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.plan import ScenarioPlan

@@ -237,7 +237,7 @@ def test_all_shipped_scenarios_load_under_their_own_names() -> None:
 
 def test_loading_and_planning_import_neither_torch_nor_pandas() -> None:
     code = (
-        "import sys, pcpbench.engine.scheduler, pcpbench.scenarios.loader as loader;"
+        "import sys, pcpbench.engine.plan_steps, pcpbench.scenarios.loader as loader;"
         "loader.load_scenarios();"
         "print([m for m in ('torch', 'pandas', 'triton', 'scipy') if m in sys.modules])"
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pcpbench.config import DEFAULT_CAPTURE_SIZES
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.model.presets import TINY_SWA
 from pcpbench.pcp_partition import row_grid

@@ -7,7 +7,7 @@ import torch
 
 from pcpbench.device.backends import resolve_backend
 from pcpbench.device.clock import make_clock
-from pcpbench.engine.scheduler import make_plan
+from pcpbench.engine.plan_steps import make_plan
 from pcpbench.engine_options import EngineOptions
 from pcpbench.model.presets import model_shape
 from pcpbench.scenarios.loader import load_scenario
