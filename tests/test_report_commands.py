@@ -366,6 +366,10 @@ def test_a_trace_is_in_the_trace_event_format(trace):
     names = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"]
              if e["name"] == "thread_name"}  # fmt: skip
     assert set(names.values()) == {"rank 0", "rank 1"}
+    # Perfetto draws a thread 0, and one with its process's number, as that process's main thread.
+    numbers = [tid for _, tid in names]
+    assert len(set(numbers)) == len(names) == 4
+    assert not {0, *(pid for pid, _ in names)} & set(numbers)
     processes = [e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"]
     assert processes == ["arm eager", "arm full_and_piecewise"]
     for event in trace["traceEvents"]:
@@ -415,7 +419,8 @@ def test_a_trace_shows_what_each_arm_did(trace):
 
 
 def test_a_piecewise_replay_has_several_launches(trace):
-    thread = [e for e in trace["traceEvents"] if e["ph"] == "X" and (e["pid"], e["tid"]) == (2, 0)]
+    of_arm = [e for e in trace["traceEvents"] if e["ph"] == "X" and e["pid"] == 2]
+    thread = [e for e in of_arm if e["tid"] == min(e["tid"] for e in of_arm)]
     piecewise = next(e for e in thread if e["args"].get("served_as") == "PIECEWISE")
     inside = [
         e["name"] for e in thread if piecewise["ts"] <= e["ts"] < piecewise["ts"] + piecewise["dur"]

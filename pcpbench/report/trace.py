@@ -24,6 +24,9 @@ MARK: Final = '{"pcpbench_trace": 1,'
 GAP_US: Final = 1000.0
 """Free space between two scenarios."""
 
+THREADS: Final = 1000
+"""Numbers of threads that each process has to itself; more than an arm can have ranks."""
+
 NOTE: Final = (
     "The first steps of each scenario, run once more and watched after the timed repetitions; "
     "these times are in no statistic. The arms take turns step by step. All ranks are in one "
@@ -70,10 +73,20 @@ def render_trace(run: StoredRun) -> str:
 
 def _names(run: StoredCompare) -> Iterator[Event]:
     for pid, arm in enumerate(run.asked, 1):
-        yield _meta("process_name", pid, 0, {"name": f"arm {arm}"})
-        yield _meta("process_sort_index", pid, 0, {"sort_index": pid})
-        for tid in range(run.num_ranks_of(arm)):
-            yield _meta("thread_name", pid, tid, {"name": f"rank {tid}"})
+        first = thread_id(pid, 0)
+        yield _meta("process_name", pid, first, {"name": f"arm {arm}"})
+        yield _meta("process_sort_index", pid, first, {"sort_index": pid})
+        for rank in range(run.num_ranks_of(arm)):
+            yield _meta("thread_name", pid, thread_id(pid, rank), {"name": f"rank {rank}"})
+
+
+def thread_id(pid: int, rank: int) -> int:
+    """A number that no other thread and no process of the trace has.
+
+    Perfetto takes thread 0, and one with its process's number, for that process's main thread, and
+    draws both as one.
+    """
+    return THREADS * pid + rank
 
 
 def _meta(name: str, pid: int, tid: int, args: dict[str, Any]) -> Event:
@@ -98,11 +111,12 @@ def _events(run: StoredCompare) -> Iterator[Event]:
             event = _event(row, begin, ran.get((arm, row.text("step"))))
             end = max(end, event["ts"] + event["dur"])
             shared = rank is None and len(ranks[arm]) > 1
-            for tid in ranks[arm] if rank is None else (rank,):
+            for number in ranks[arm] if rank is None else (rank,):
+                pid, tid = pids[arm], thread_id(pids[arm], number)
                 args = {**event["args"], "scenario": scenario.name}
                 if shared:
                     args["shared"] = True
-                events[pids[arm], tid].append({**event, "pid": pids[arm], "tid": tid, "args": args})
+                events[pid, tid].append({**event, "pid": pid, "tid": tid, "args": args})
         begin = end + GAP_US
     for key in sorted(events):
         yield from sorted(events[key], key=lambda event: (event["ts"], -event["dur"]))
