@@ -3,14 +3,15 @@
 Owns the gate's statistics and nothing else: numbers in, `Shift` out. The estimate is the median of
 all differences between a process of the run and one of the baseline (Hodges and Lehmann); the
 interval inverts the exact rank-sum test of Mann and Whitney, so it needs no assumption on the shape
-of the noise, and one process that met a busy machine cannot move it far. The exact chances are
-counted here, and the tests hold them against scipy's: importing scipy.stats takes half a second,
-and each fresh process would pay for it.
+of the noise, and one process that met a busy machine cannot move it far. The chances are scipy's,
+which is imported where the first one is asked for: it takes half a second that no fresh process
+has to pay for.
 """
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
@@ -24,7 +25,8 @@ MIN_PROCESSES: Final = 4
 """Fewest values of a side that are judged at all."""
 MAX_NEEDED: Final = 200
 """More processes than this are not suggested to anyone."""
-_MAX_EXACT: Final = 40
+EXACT_PAIRS: Final = 10_000
+"""Pairs of processes up to which chances are exact; beyond they are those of a normal curve."""
 
 
 class Shift(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +59,7 @@ def shift_of(baseline: Values, run: Values, alpha: float) -> Shift:
     )
 
 
+@lru_cache(maxsize=256)
 def bound_place(num_run: int, num_baseline: int, alpha: float) -> int:
     """Which of the sorted differences bounds the shift, counted from 1 at either end; 0 for none.
 
@@ -64,33 +67,21 @@ def bound_place(num_run: int, num_baseline: int, alpha: float) -> int:
     which the run is the larger. Example: 4 and 4 have 70 orders, so at alpha 0.02 it is the first
     (P(U = 0) = 1/70).
     """
-    if min(num_run, num_baseline) <= _MAX_EXACT and max(num_run, num_baseline) <= 4 * _MAX_EXACT:
-        return int(np.searchsorted(_cumulative(num_run, num_baseline), alpha, side="right"))
-    mean = num_run * num_baseline / 2
-    deviation = math.sqrt(num_run * num_baseline * (num_run + num_baseline + 1) / 12)
-    return max(int(mean - 0.5 + NormalDist().inv_cdf(alpha) * deviation) + 1, 0)
+    pairs = range(num_run * num_baseline)
+    return bisect_right(pairs, alpha, key=lambda u: chance_of(u, num_run, num_baseline))
 
 
-@lru_cache(maxsize=256)
-def _cumulative(num_run: int, num_baseline: int) -> NDArray[np.float64]:
-    """P(U <= u) for u = 0, 1, ... of two groups from one source, exactly.
+def chance_of(u: int, num_run: int, num_baseline: int) -> float:
+    """P(U <= u) of two groups from one source, asked of scipy by two groups that have this U."""
+    from scipy.stats import mannwhitneyu
 
-    The orders of m and n values with U = u are counted by the Gaussian binomial coefficient: the
-    product over i = 1..n of (1 - x^(m + i)) / (1 - x^i), whose x^u has that count.
-    """
-    small, large = sorted((num_run, num_baseline))
-    size = small * large + 1
-    counts = [1] + [0] * (size - 1)
-    for i in range(1, small + 1):
-        for u in range(size - 1, large + i - 1, -1):
-            counts[u] -= counts[u - large - i]
-        for u in range(i, size):
-            counts[u] += counts[u - i]
-    total, running, chances = math.comb(num_run + num_baseline, num_run), 0, []
-    for count in counts:
-        running += count
-        chances.append(running / total)
-    return np.array(chances)
+    above_all, rest = divmod(u, num_baseline)
+    below = np.zeros(num_run)  # how many of the baseline lie below each of the run
+    below[:above_all], below[above_all] = num_baseline, rest
+    # Counting every order of larger groups takes scipy minutes.
+    method = "exact" if num_run * num_baseline <= EXACT_PAIRS else "asymptotic"
+    test = mannwhitneyu(below - 0.5, np.arange(num_baseline), alternative="less", method=method)
+    return float(test.pvalue)
 
 
 def num_needed(

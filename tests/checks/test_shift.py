@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pcpbench.checks.shift import bound_place, num_needed, shift_of
+from pcpbench.checks.shift import bound_place, chance_of, num_needed, shift_of
 
 
 def test_the_worked_examples_of_the_docstrings():
@@ -36,8 +36,17 @@ def test_the_place_of_the_bound_is_that_of_the_exact_rank_sum_test(n, m, alpha):
 
 
 def test_large_groups_are_near_the_exact_place():
-    exact, normal = bound_place(40, 40, 0.01), bound_place(41, 41, 0.01)
-    assert exact < normal < exact * 1.12
+    exact, normal = bound_place(100, 100, 0.01), bound_place(101, 100, 0.01)
+    assert exact < normal < exact * 1.02
+
+
+@pytest.mark.parametrize("size", [4, 12, 60])
+def test_the_chance_of_no_pair_and_of_all_pairs(size):
+    """Of C(2n, n) orders one has no pair in which the run is the larger, and one has all."""
+    one_order = 1 / math.comb(2 * size, size)
+    assert chance_of(0, size, size) == pytest.approx(one_order, abs=1e-12)
+    assert chance_of(size * size - 1, size, size) == pytest.approx(1 - one_order, abs=1e-12)
+    assert chance_of(size * size // 2, size, size) == pytest.approx(0.5, abs=0.06)
 
 
 @pytest.mark.parametrize("noise", ["normal", "outliers", "skewed"])
