@@ -100,7 +100,7 @@ def gate(
         raise typer.Exit(run_self_check(request))
     from pcpbench.session.gate import run_gate
 
-    raise typer.Exit(run_gate(request))
+    raise typer.Exit(run_gate(request).exit_code)
 
 
 def worker() -> None:

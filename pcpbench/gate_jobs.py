@@ -13,7 +13,7 @@ import msgspec
 
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
-from pcpbench.gate_samples import JudgedScenario, ProcessSample
+from pcpbench.gate_samples import JudgedScenario, ProcessFailure, ProcessSample
 from pcpbench.gate_settings import GateOptions, resolve_settings
 from pcpbench.records import Environment
 
@@ -61,7 +61,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     settings: effective ones by vLLM's names, with the arms and the repetitions; settings_hash is of
     them. code_hash: of pcpbench's own sources. judged: what the judge said of each scenario.
-    processes: one sample each, in the order they ran.
+    processes: one sample each, in the order they ran. failures: those that ended without one.
     """
 
     job: SampleJob
@@ -73,10 +73,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     created_at: str
     judged: tuple[JudgedScenario, ...]
     processes: tuple[ProcessSample, ...] = ()
+    failures: tuple[ProcessFailure, ...] = ()
 
     def with_process(self, sample: ProcessSample) -> Measured:
         """The same run with one more process."""
         return msgspec.structs.replace(self, processes=(*self.processes, sample))
+
+    def with_failure(self, failure: ProcessFailure) -> Measured:
+        """The same run with one more process that ended without a sample."""
+        return msgspec.structs.replace(self, failures=(*self.failures, failure))
 
 
 class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,4 +107,10 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.self_check and self.run is not None:
             raise UsageError("--self-check measures its own runs: leave RUN out.")
+        both = [path for path in (self.baseline, self.run) if path is not None and path.exists()]
+        if len(both) == 2 and both[0].samefile(both[1]):
+            raise UsageError(
+                f"RUN is {str(self.run)!r}, the baseline itself: name another run, or leave RUN "
+                "out to have one measured now."
+            )
         resolve_settings(self.options)

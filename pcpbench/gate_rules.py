@@ -33,6 +33,7 @@ DEFAULT_RULES: Final = (
     "drift:0",
     "contracts:0",
 )
+DEFAULT_SOURCE: Final = "default"
 EXAMPLES: Final = "tpot:2.5%, launch:40us, drift:0 or full_share:>=99%"
 
 _FORM: Final = re.compile(r"(?P<bound>>=)?\s*(?P<number>[^%a-zA-Z>]*?)\s*(?P<unit>%|us|ms)?")
@@ -66,9 +67,14 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True):
     source: str = "default"
 
     @property
-    def key(self) -> str:
-        """What a later rule of the same key replaces: `tpot`, `tpot.p99`."""
+    def name(self) -> str:
+        """What it is about: `tpot`, `tpot.p99`."""
         return self.metric if self.stat == STATS[0] else f"{self.metric}.{self.stat}"
+
+    @property
+    def key(self) -> tuple[str, Form]:
+        """What a later rule of the same key replaces; `tpot:2.5%` and `tpot:40us` both stand."""
+        return self.name, self.form
 
 
 PROCESS_RULE: Final = Rule(
@@ -87,7 +93,7 @@ class Acceptance(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_rule(text: str, source: str = "--fail-on") -> Rule | str:
-    """A rule, or for `METRIC:off` the key that it switches off.
+    """A rule, or for `METRIC:off` the name of those that it switches off.
 
     `tpot:2.5%`, `median_itl:2.5%`, `tpot.p99:10%`, `launch:40us`, `drift:0`, `full_share:>=99%`.
     Raises UsageError, naming what would work.
@@ -96,9 +102,8 @@ def parse_rule(text: str, source: str = "--fail-on") -> Rule | str:
     if not colon:
         raise _bad(source, text, "has no colon", f"write METRIC:VALUE, such as {EXAMPLES}")
     metric, stat = _metric(name, text, source)
-    key = metric if stat == STATS[0] else f"{metric}.{stat}"
     if value == "off":
-        return key
+        return metric if stat == STATS[0] else f"{metric}.{stat}"
     form, limit = _value(metric, value, text, source)
     return Rule(metric=metric, stat=stat, form=form, limit=limit, text=text.strip(), source=source)
 
@@ -135,20 +140,43 @@ def parse_acceptance(item: Mapping[str, object], source: str) -> Acceptance:
     return Acceptance(rule=rule, until=until, reason=" ".join(reason.split()), source=source)
 
 
+def effective_acceptances(
+    layers: Iterable[tuple[str, Iterable[Mapping[str, object]]]],
+) -> tuple[Acceptance, ...]:
+    """Those of all layers, weakest first; what a stronger one says of a rule replaces the weaker.
+
+    Within one source several may stand for one rule: each has its own last day.
+    """
+    found: dict[tuple[str, Form], list[Acceptance]] = {}
+    for source, items in layers:
+        mine: dict[tuple[str, Form], list[Acceptance]] = {}
+        for item in items:
+            acceptance = parse_acceptance(item, source)
+            mine.setdefault(acceptance.rule.key, []).append(acceptance)
+        found |= mine
+    return tuple(acceptance for each in found.values() for acceptance in each)
+
+
 def effective_rules(layers: Sequence[tuple[str, Iterable[str]]]) -> tuple[Rule, ...]:
     """The default rules with each layer's on top, the last layer strongest.
 
-    layers: (source, rules) from the weakest. A rule replaces the one of its metric and statistic;
-    `METRIC:off` takes it away. Raises UsageError where none is left.
+    layers: (source, rules) from the weakest. A rule replaces the one of its metric, statistic and
+    form; `METRIC:off` takes all of a metric and statistic away. Raises UsageError for two rules of
+    one source of which the second would replace the first, and where none is left.
     """
-    found: dict[str, Rule] = {}
-    for source, texts in (("default", DEFAULT_RULES), *layers):
+    found: dict[tuple[str, Form], Rule] = {}
+    for source, texts in ((DEFAULT_SOURCE, DEFAULT_RULES), *layers):
+        given: dict[tuple[str, Form], str] = {}
         for text in texts:
             rule = parse_rule(text, source)
-            if isinstance(rule, Rule):
-                found[rule.key] = rule
+            if isinstance(rule, str):
+                found = {key: other for key, other in found.items() if other.name != rule}
+            elif rule.key in given:
+                raise _bad(
+                    source, text, f"comes after {given[rule.key]!r}", "leave one of the two out"
+                )
             else:
-                found.pop(rule, None)
+                found[rule.key], given[rule.key] = rule, text
     if not found:
         raise UsageError("every rule is off: a gate without a rule would pass anything.")
     return tuple(found.values())

@@ -58,6 +58,17 @@ class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     started_at: str = ""
 
 
+class ProcessFailure(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fresh process that ended without a sample.
+
+    why: in one sentence. is_crash: nobody knows whose doing it was; otherwise the engine broke a
+    contract.
+    """
+
+    why: str
+    is_crash: bool
+
+
 class JudgedScenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What the judge said of one scenario.
 

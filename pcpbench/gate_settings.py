@@ -18,7 +18,7 @@ import msgspec
 
 from pcpbench.errors import UsageError
 from pcpbench.gate_results import ON_UNDECIDED
-from pcpbench.gate_rules import Acceptance, Rule, effective_rules, parse_acceptance
+from pcpbench.gate_rules import Acceptance, Rule, effective_acceptances, effective_rules
 
 KEYS: Final = ("fail-on", "accept", "on-undecided", "max-time", "processes")
 DEFAULT_MAX_TIME_S: Final = 75.0
@@ -77,14 +77,12 @@ def resolve_settings(options: GateOptions, directory: Path | None = None) -> Gat
             if key in table:
                 values[key] = read(table[key], source)
                 sources[key] = source
-    accept = [
-        parse_acceptance(item, source)
-        for source, table in layers
-        for item in _tables(table.get("accept", []), source)
-    ]
+    accept = effective_acceptances(
+        (source, _tables(table.get("accept", []), source)) for source, table in layers
+    )
     return GateSettings(
         rules=rules,
-        accept=tuple(accept),
+        accept=accept,
         on_undecided=values.get("on-undecided", "warn"),
         max_time_s=values.get("max-time", DEFAULT_MAX_TIME_S),
         processes=values.get("processes", DEFAULT_PROCESSES),
@@ -140,6 +138,9 @@ def _checked(table: Any, source: str) -> Mapping[str, Any]:
     if not isinstance(table, dict):
         raise UsageError(f"{source} is no table: write settings such as fail-on = [...].")
     found = {str(key).replace("_", "-"): value for key, value in table.items()}
+    if len(found) < len(table):
+        twice = next(key for key in table if "_" in key and key.replace("_", "-") in table)
+        raise UsageError(f"{source} has {twice} in two spellings: leave one of the two out.")
     unknown = sorted(found.keys() - set(KEYS))
     if unknown:
         raise UsageError(f"{source} has no setting {unknown[0]!r}: use one of {', '.join(KEYS)}.")

@@ -94,12 +94,26 @@ def test_a_later_layer_replaces_the_rule_of_its_metric_and_statistic():
             ("command line", ["tpot:7%", "itl:off", "p99_tpot:9%"]),
         ]
     )
-    found = {rule.key: (rule.text, rule.source) for rule in rules}
+    found = {rule.name: (rule.text, rule.source) for rule in rules}
     assert found["tpot"] == ("tpot:7%", "command line")
     assert found["tpot.p99"] == ("p99_tpot:9%", "command line")
     assert found["launch"] == ("launch:10%", "pyproject")
     assert found["drift"] == ("drift:0", "default")
     assert "itl" not in found
+
+
+def test_rules_of_another_form_stand_side_by_side():
+    rules = effective_rules([("command line", ["tpot:40us", "full_share:>=99%"])])
+    texts = {rule.text for rule in rules}
+    assert {"tpot:2.5%", "tpot:40us", "full_share:0%", "full_share:>=99%"} <= texts
+    rules = effective_rules([("a", ["tpot:40us"]), ("b", ["tpot:off"])])
+    assert not [rule for rule in rules if rule.metric == "tpot"]
+
+
+@pytest.mark.parametrize("second", ["tpot:3%", "median_tpot:3%", "tpot:2.5%"])
+def test_two_rules_of_one_source_for_the_same_thing_are_refused(second):
+    with pytest.raises(UsageError, match=r"comes after 'tpot:2\.5%': leave one of the two out"):
+        effective_rules([("--fail-on", ["tpot:2.5%", "itl:1%", second])])
 
 
 def test_the_defaults_are_rules():
@@ -108,7 +122,7 @@ def test_the_defaults_are_rules():
 
 
 def test_a_gate_without_a_rule_is_refused():
-    off = [f"{parse_rule(text).key}:off" for text in DEFAULT_RULES]
+    off = [f"{parse_rule(text).name}:off" for text in DEFAULT_RULES]
     with pytest.raises(UsageError, match="every rule is off"):
         effective_rules([("command line", off)])
 

@@ -24,7 +24,7 @@ def project(tmp_path):
 
 
 def by_key(settings):
-    return {rule.key: rule.text for rule in settings.rules}
+    return {rule.name: rule.text for rule in settings.rules}
 
 
 def test_nothing_said_means_the_defaults(tmp_path):
@@ -71,6 +71,14 @@ def test_an_acceptance_in_words(tmp_path):
         resolve_settings(GateOptions(accept=("tpot:8%",)), tmp_path)
 
 
+def test_what_the_command_line_accepts_replaces_what_pyproject_does(project):
+    narrow = GateOptions(accept=("tpot:6% until 2027-01-31 because of today's work",))
+    assert [a.rule.text for a in resolve_settings(narrow, project).accept] == ["tpot:6%"]
+    other = GateOptions(accept=("launch:30% until 2027-01-31 because it waits",))
+    texts = [a.rule.text for a in resolve_settings(other, project).accept]
+    assert texts == ["tpot:9%", "launch:30%"]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -86,6 +94,7 @@ def test_an_acceptance_in_words(tmp_path):
         ("[tool.pcpbench]\nprocesses = 6.5\n", "use 4 to"),
         ('[tool.pcpbench]\naccept = ["tpot:8%"]\n', "write tables"),
         ("[tool]\npcpbench = 3\n", "no table"),
+        ("[tool.pcpbench]\nmax-time = 1\nmax_time = 2\n", "max_time in two spellings"),
         ("[tool.pcpbench\n", "cannot be read as TOML"),
     ],
 )

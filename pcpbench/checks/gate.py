@@ -16,7 +16,15 @@ import msgspec
 
 from pcpbench.checks.shift import MIN_PROCESSES, num_needed, shift_of
 from pcpbench.gate_results import Finding, GateVerdict
-from pcpbench.gate_rules import CAPTURE_TIME, COUNTS, FULL_SHARE, Acceptance, Form, Rule
+from pcpbench.gate_rules import (
+    CAPTURE_TIME,
+    COUNTS,
+    DEFAULT_SOURCE,
+    FULL_SHARE,
+    Acceptance,
+    Form,
+    Rule,
+)
 from pcpbench.gate_samples import JudgedScenario, ProcessSample, ScenarioSample
 from pcpbench.records import Notice
 
@@ -83,6 +91,24 @@ def judge_gate(
     return tuple(findings)
 
 
+def applicable(rules: Sequence[Rule], baseline: Side) -> tuple[tuple[Rule, ...], list[Notice]]:
+    """Rules without the default ones about times that no scenario of the baseline has.
+
+    Arms without graphs have no time to capture. What somebody asked for stays, and has no answer.
+    """
+    case = Case(baseline=baseline, run=baseline, same_machine=True, today=date.min)
+    left = tuple(
+        rule
+        for rule in rules
+        if rule.source == DEFAULT_SOURCE
+        and rule.metric not in (*COUNTS, FULL_SHARE)
+        and not _timed_scenarios(rule, case)
+    )
+    message = "left out: the baseline has no such time."
+    notices = [Notice(setting=rule.text, message=message) for rule in left]
+    return tuple(rule for rule in rules if rule not in left), notices
+
+
 def expired(acceptances: Iterable[Acceptance], today: date) -> tuple[Notice, ...]:
     """Acceptances that hold no longer."""
     return tuple(
@@ -95,10 +121,27 @@ def expired(acceptances: Iterable[Acceptance], today: date) -> tuple[Notice, ...
     )
 
 
+def idle(acceptances: Iterable[Acceptance], rules: Sequence[Rule]) -> tuple[Notice, ...]:
+    """Acceptances that change nothing: of no rule that applies, or no wider than it is."""
+    told = []
+    for acceptance in acceptances:
+        accepted = acceptance.rule
+        mine = [rule for rule in rules if rule.key == accepted.key]
+        if mine and mine[0].limit < accepted.limit:
+            continue
+        why = f"{mine[0].text} allows as much" if mine else "no such rule applies, in % or in time"
+        message = f"{accepted.text} ({acceptance.reason}) accepts nothing: {why}."
+        told.append(Notice(setting="accept", message=message))
+    return tuple(told)
+
+
 def is_settled(findings: Sequence[Finding]) -> bool:
     """Whether the gate need not measure more: one rule is broken for sure, or none is undecided."""
-    verdicts = {finding.verdict for finding in findings}
-    return GateVerdict.REGRESSION in verdicts or GateVerdict.UNDECIDED not in verdicts
+    if any(finding.verdict is GateVerdict.REGRESSION for finding in findings):
+        return True
+    return not any(
+        finding.verdict is GateVerdict.UNDECIDED or finding.num_needed for finding in findings
+    )
 
 
 def value_of(sample: ScenarioSample, rule: Rule) -> float | None:
@@ -156,7 +199,11 @@ def _judge_time(
             total = len(side.processes)
             why = f"{len(values)} of {total} processes of the {name} have a value"
             remedy = "raise --max-time" if total < MIN_PROCESSES else "use a rule in us or ms"
-            return _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}: {remedy}")
+            found = _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}: {remedy}")
+            if values and side is case.run:  # more processes of it may have one
+                needed = math.ceil(MIN_PROCESSES * total / len(values))
+                return msgspec.structs.replace(found, num_needed=needed)
+            return found
     decide = _Decision(rule, scenario, theirs, ours, alpha)
     found = decide.at(rule.limit)
     if found.verdict is GateVerdict.PASS or accepted is None:
@@ -243,6 +290,7 @@ def _problem(rule: Rule, scenario: str, case: Case) -> str:
 
 def _judge_count(rule: Rule, case: Case) -> Finding:
     judged = case.run.judged
+    unjudged = _unjudged(case)
     if not judged:
         return _no_answer(rule, "", "no scenario was judged")
     skipped = [j for j in judged if j.outcome not in ("pass", "fail")]
@@ -256,6 +304,8 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
         first = skipped[0]
         told = next(iter(first.reasons), "no reason was given")
         verdict, why = GateVerdict.NOT_COMPARABLE, f"{first.scenario} is {first.outcome}: {told}"
+    elif unjudged:
+        verdict, why = GateVerdict.NOT_COMPARABLE, unjudged
     else:
         verdict, why = GateVerdict.PASS, where or "none"
     baseline = sum(_count(j, rule.metric, case.baseline) for j in case.baseline.judged)
@@ -267,6 +317,18 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
         limit=rule.limit,
         baseline=float(baseline),
         run=float(total),
+    )
+
+
+def _unjudged(case: Case) -> str:
+    """Scenarios of the baseline that the run says nothing of, "" for none."""
+    known = {judged.scenario for judged in case.run.judged}
+    names = [j.scenario for j in case.baseline.judged if j.scenario not in known]
+    if not names:
+        return ""
+    return (
+        f"the run did not judge {', '.join(names)} of the baseline: run the same scenarios, or "
+        "record the baseline anew"
     )
 
 
@@ -284,22 +346,30 @@ def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding
     """The scenario whose share of FULL steps is worst off under the rule."""
     limit = rule.limit if accepted is None else max(rule.limit, accepted.rule.limit)
     found: list[tuple[float, str, float, float | None]] = []
+    changed = ""
     for judged in case.run.judged:
         share, before = judged.full_share, case.baseline.verdict_on(judged.scenario)
         was = None if before is None else before.full_share
         if share is None or (rule.form is Form.LESS and was is None):
             continue
         if before is not None and before.plan_hash != judged.plan_hash:
-            return _no_answer(rule, judged.scenario, "the scenario is another one now")
+            changed = changed or judged.scenario
+            continue
         least = rule.limit if rule.form is Form.AT_LEAST else (was or 0.0) - rule.limit
         found.append((share - least, judged.scenario, share, was))
+    unjudged, least_room = _unjudged(case), -1e-12
+    is_broken = bool(found) and min(found)[0] < least_room
+    if changed and not is_broken:
+        return _no_answer(rule, changed, "the scenario is another one now")
+    if unjudged and not is_broken:
+        return _no_answer(rule, "", unjudged)
     if not found:
         return _no_answer(rule, "", "no scenario of both sides has a decode step")
     room, scenario, share, was = min(found)
-    tolerance, verdict = -1e-12, GateVerdict.PASS
-    if room < tolerance:
+    verdict = GateVerdict.PASS
+    if is_broken:
         slack = limit - rule.limit
-        verdict = GateVerdict.ACCEPTED if room + slack >= tolerance else GateVerdict.REGRESSION
+        verdict = GateVerdict.ACCEPTED if room + slack >= least_room else GateVerdict.REGRESSION
     return Finding(
         rule=rule,
         scenario="" if verdict is GateVerdict.PASS else scenario,
@@ -317,10 +387,7 @@ def _accepted(rule: Rule, acceptances: Sequence[Acceptance], today: date) -> Acc
     mine = [
         a
         for a in acceptances
-        if a.rule.key == rule.key
-        and a.rule.form is rule.form
-        and a.until >= today
-        and a.rule.limit > rule.limit
+        if a.rule.key == rule.key and a.until >= today and a.rule.limit > rule.limit
     ]
     return max(mine, key=lambda a: a.rule.limit, default=None)
 

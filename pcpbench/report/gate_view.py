@@ -101,11 +101,11 @@ def distinct(findings: Sequence[Finding]) -> list[str]:
 def sentence(finding: Finding) -> str:
     """The facts of one finding: what, both numbers, the interval, the limit, what would decide."""
     where = f" of {finding.scenario}" if finding.scenario else ""
-    text = f"{finding.rule.key}{where}: {finding.why}"
+    text = f"{finding.rule.name}{where}: {finding.why}"
     if finding.change is None:
         return text
     base, run, change = cells_of(finding)
-    text = f"{finding.rule.key}{where}: {base} -> {run}, {change}, limit {limit(finding)}"
+    text = f"{finding.rule.name}{where}: {base} -> {run}, {change}, limit {limit(finding)}"
     if finding.verdict is not GateVerdict.UNDECIDED:
         return text
     if finding.num_needed is None:

@@ -1,8 +1,8 @@
 """Baselines and samples on disk: written whole or by lines, refused when they are not ours.
 
 Owns two files of the same content. A baseline is one JSON object with a checksum. `samples.jsonl`
-of a run has the same object without processes in its first line, and a line for each process as
-soon as it ends: what a killed run leaves can be read. Runs nothing.
+of a run has the same object without processes in its first line, and a line with a checksum of its
+own for each process as soon as it ends: what a killed run leaves can be read. Runs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pcpbench import __version__
 from pcpbench.checks.shift import MIN_PROCESSES
 from pcpbench.errors import UsageError
 from pcpbench.gate_jobs import Measured
-from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample
+from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessFailure, ProcessSample
 
 FORMAT: Final = "pcpbench-baseline"
 SCHEMA_VERSION: Final = 1
@@ -32,6 +32,12 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     pcpbench_version: str
     checksum: str
     measured: Measured
+
+
+class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    checksum: str
+    sample: ProcessSample | None = None
+    failure: ProcessFailure | None = None
 
 
 def baseline_bytes(measured: Measured) -> bytes:
@@ -51,9 +57,18 @@ def baseline_schema() -> dict[str, Any]:
     return msgspec.json.schema(_Document)
 
 
-def process_bytes(sample: ProcessSample) -> bytes:
+def process_bytes(ended: ProcessSample | ProcessFailure) -> bytes:
     """One line of `samples.jsonl`."""
-    return msgspec.json.encode(sample) + b"\n"
+    kind = "sample" if isinstance(ended, ProcessSample) else "failure"
+    return msgspec.json.encode({"checksum": _checksum(ended), kind: ended}) + b"\n"
+
+
+def samples_bytes(measured: Measured) -> bytes:
+    """All of a `samples.jsonl`."""
+    head = msgspec.structs.replace(measured, processes=(), failures=())
+    lines = [process_bytes(sample) for sample in measured.processes]
+    lines += [process_bytes(failure) for failure in measured.failures]
+    return b"".join((baseline_bytes(head), *lines))
 
 
 def write_baseline(path: Path, measured: Measured) -> None:
@@ -96,7 +111,7 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
     """A baseline, a `samples.jsonl`, or that of a run's directory.
 
     Raises UsageError, naming file and remedy, for one that is missing, cut short, damaged, foreign
-    or newer, and for one of too few processes to be judged.
+    or newer, and for a baseline of too few processes to be judged.
     """
     file = path / SAMPLES_NAME if path.is_dir() else path
     if not file.is_file():
@@ -108,14 +123,27 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
     for number, line in enumerate(rest.splitlines(keepends=True), start=2):
         if not line.endswith(b"\n"):
             break  # a run that was killed while it wrote
-        try:
-            measured = measured.with_process(msgspec.json.decode(line, type=ProcessSample))
-        except (ValueError, RecursionError) as error:
-            raise _refusal(file, what, f"is damaged in line {number} ({error})") from error
-    problem = _problem(measured)
+        measured = _grown(measured, line, f"is damaged in line {number}", file, what)
+    problem = _problem(measured, MIN_PROCESSES if what == "baseline" else 0)
     if problem:
         raise _refusal(file, what, problem)
     return measured
+
+
+def _grown(measured: Measured, line: bytes, problem: str, file: Path, what: str) -> Measured:
+    """The run with what one line holds."""
+    try:
+        found, plain = msgspec.json.decode(line, type=_Line), msgspec.json.decode(line)
+    except (ValueError, RecursionError) as error:
+        raise _refusal(file, what, f"{problem} ({error})") from error
+    for kind in ("sample", "failure"):
+        if kind in plain and found.checksum != _checksum(plain[kind]):
+            raise _refusal(file, what, f"{problem}: its checksum is not that of its content")
+    if found.failure is not None:
+        return measured.with_failure(found.failure)
+    if found.sample is None:
+        raise _refusal(file, what, f"{problem}: it holds no process")
+    return measured.with_process(found.sample)
 
 
 def _document(file: Path, what: str, data: bytes) -> _Document:
@@ -159,11 +187,15 @@ def _read(file: Path, what: str) -> bytes:
         raise _refusal(file, what, f"cannot be read ({error.strerror})") from error
 
 
-def _problem(measured: Measured) -> str:
+def _problem(measured: Measured, least: int) -> str:
     """What is wrong with a file whose types are right, "" for nothing."""
     processes = measured.processes
-    if len(processes) < MIN_PROCESSES:
-        return f"holds {len(processes)} measured processes, and {MIN_PROCESSES} is the least"
+    if len(processes) < least:
+        return f"holds {len(processes)} measured processes, and {least} is the least"
+    if least and measured.failures:
+        return f"has a process that ended without a sample ({measured.failures[0].why})"
+    if not processes:
+        return ""
     names = [[s.scenario for s in process.scenarios] for process in processes]
     if not names[0] or len(set(names[0])) != len(names[0]) or any(n != names[0] for n in names):
         return "is damaged (its processes did not time the same scenarios)"
@@ -183,9 +215,9 @@ def _is_sound(sample: MetricSample) -> bool:
     return all(stat.num_samples > 0 and stat.std >= 0 for stat in stats)
 
 
-def _checksum(measured: Measured | dict[str, Any]) -> str:
+def _checksum(content: Any) -> str:
     """Of the content, however it is laid out."""
-    return hashlib.sha256(msgspec.json.encode(measured, order="sorted")).hexdigest()
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def _refusal(path: Path, what: str, problem: str) -> UsageError:

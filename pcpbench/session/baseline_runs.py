@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from pcpbench.errors import CannotMeasure
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
+from pcpbench.gate_results import GateVerdict
 from pcpbench.gate_settings import GateOptions, resolve_settings
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.printable import printable
@@ -21,14 +21,13 @@ from pcpbench.request import CompareRequest
 from pcpbench.results import CompareResult, Outcome
 from pcpbench.session.baseline import (
     SAMPLES_NAME,
-    baseline_bytes,
     check_writable,
-    process_bytes,
     read_measured,
+    samples_bytes,
     write_baseline,
 )
 from pcpbench.session.gate import run_gate
-from pcpbench.session.gathering import Gathering
+from pcpbench.session.gathering import Gathering, check_sound
 from pcpbench.session.here import measured_here
 from pcpbench.session.judging import judged
 
@@ -58,19 +57,25 @@ def after_compare(request: CompareRequest, result: CompareResult, plans: list[Sc
         for scenario, plan in zip(result.scenarios, plans, strict=True)
     )
     run = measured_here(job_of(request), verdicts)
+    exit_code = result.outcome.exit_code
+    if request.baseline is not None:
+        gate = GateRequest(
+            baseline=request.baseline,
+            out=Path(result.run_dir) / GATE_DIRECTORY,
+            quiet=request.json,
+        )
+        gated = run_gate(gate, run)
+        exit_code = gated.exit_code
+        if request.save_baseline is not None and gated.verdict is not GateVerdict.PASS:
+            told = f"the gate says {gated.verdict.value}"
+            print(f"pcpbench: no baseline was written: {told}.", file=sys.stderr)
+            return exit_code
     if request.save_baseline is not None:
         measured = _measure(run, Path(result.run_dir))
         write_baseline(request.save_baseline, measured)
         told = f"baseline of {len(measured.processes)} processes: {request.save_baseline}"
         print(f"pcpbench: {printable(told)}", file=sys.stderr)
-    if request.baseline is None:
-        return result.outcome.exit_code
-    gate = GateRequest(
-        baseline=request.baseline,
-        out=Path(result.run_dir) / GATE_DIRECTORY,
-        quiet=request.json,
-    )
-    return run_gate(gate, run)
+    return exit_code
 
 
 def job_of(request: CompareRequest) -> SampleJob:
@@ -86,21 +91,19 @@ def job_of(request: CompareRequest) -> SampleJob:
 def _measure(run: Measured, run_dir: Path) -> Measured:
     """The run with its processes; each is in `samples.jsonl` as soon as it has ended.
 
-    Raises CannotMeasure, or what the process raised, where one ends without a sample: a baseline
-    is whole or is not written.
+    Raises MeasuredFailure where one breaks a contract or samples other tokens than were judged, and
+    CannotMeasure where one ends without a sample: a baseline is whole or is not written.
     """
     files = RunDir(run_dir)
-    files.append_text(SAMPLES_NAME, baseline_bytes(run).decode())
+    files.append_text(SAMPLES_NAME, samples_bytes(run).decode())
     with make_progress() as progress:
         progress.start("fresh processes", BASELINE_PROCESSES, "processes")
         gathering = Gathering(
             measured=run,
             progress=progress,
-            on_sample=lambda sample: files.append_text(
-                SAMPLES_NAME, process_bytes(sample).decode()
-            ),
+            write=lambda line: files.append_text(SAMPLES_NAME, line.decode()),
+            max_broken=1,
         )
         gathering.take(BASELINE_PROCESSES)
-    if gathering.failures:
-        raise CannotMeasure(f"no baseline was written: {gathering.failures[0].why}")
+    check_sound(gathering.measured, "no baseline was written")
     return gathering.measured

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
-from pcpbench.errors import CannotMeasure, MeasuredFailure
+from pcpbench.checks.gate import Case, Side, applicable, expired, idle, is_settled, judge_gate
+from pcpbench.errors import CannotMeasure, MeasuredFailure, UsageError
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import Finding, GateResult
 from pcpbench.gate_settings import GateSettings, resolve_settings
@@ -24,9 +24,9 @@ from pcpbench.report.gate_files import GateFiles
 from pcpbench.report.gate_json import print_gate_json
 from pcpbench.report.gate_view import print_gate
 from pcpbench.report.github import tell_github
-from pcpbench.report.progress import make_progress
-from pcpbench.session.baseline import SAMPLES_NAME, baseline_bytes, process_bytes, read_measured
-from pcpbench.session.gathering import Gathering, failure
+from pcpbench.report.progress import Progress, make_progress
+from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
+from pcpbench.session.gathering import Gathering, failure_of, finding_of
 from pcpbench.session.here import (
     can_extend,
     differences,
@@ -37,8 +37,8 @@ from pcpbench.session.here import (
 from pcpbench.session.processes import judge_once
 
 
-def run_gate(request: GateRequest, compared: Measured | None = None) -> int:
-    """Gate a run, print the report and return the exit code.
+def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResult:
+    """Gate a run and print the report.
 
     compared: the `compare` that this gate belongs to, with its job and what the judge said of each
     scenario, and no process timed yet. None does the baseline's job and has it judged.
@@ -48,6 +48,11 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> int:
     settings = resolve_settings(request.options)
     baseline = read_measured(request.baseline or Path(), "baseline")
     run = None if request.run is None else read_measured(request.run, "run")
+    if run is not None and run.processes == baseline.processes:
+        raise UsageError(
+            f"RUN is {str(request.run)!r}, which holds the same processes as the baseline: name "
+            "another run, or leave RUN out to have one measured now."
+        )
     gate = Gate(request, settings, baseline, start)
     result = gate.measure(compared) if run is None else gate.extend(run)
     talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
@@ -55,7 +60,7 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> int:
         print_gate_json(result)
     print_gate(result, talk)
     tell_github(result)
-    return result.exit_code
+    return result
 
 
 class Gate:
@@ -66,50 +71,35 @@ class Gate:
     ) -> None:
         self.request, self.settings, self.baseline = request, settings, baseline
         self._start, self._deadline = start, start + settings.max_time_s
-        self._notices: list[Notice] = []
+        self._rules, self._notices = applicable(settings.rules, side_of(baseline))
 
     def measure(self, compared: Measured | None) -> GateResult:
         """Measure a run with the code that is installed, of the baseline's job where no comparison
         brings its own, and judge it."""
         run = measured_here(job_of(self.baseline)) if compared is None else compared
         with self._files(run) as files, make_progress() as progress:
-            failures: list[Finding] = []
             if not incomparable(self.baseline, run) and compared is None:
                 progress.say("judging the scenarios in a process of their own")
                 try:
                     run = msgspec.structs.replace(run, judged=judge_once(run.job))
                 except (MeasuredFailure, CannotMeasure) as error:
-                    failures.append(failure(error))
-            files.add_lines(SAMPLES_NAME, baseline_bytes(run))
-            gathering = Gathering(
-                measured=run,
-                progress=progress,
-                on_sample=lambda sample: files.add_lines(SAMPLES_NAME, process_bytes(sample)),
-                failures=failures,
-            )
-            if not failures and not self._is_hopeless(run):
+                    run = run.with_failure(failure_of(error))
+            gathering = self._gathering(run, files, progress)
+            if not run.failures and not self._is_hopeless(run):
                 progress.start("fresh processes", self.settings.processes, "processes")
                 gathering.take_until(
                     lambda grown: is_settled(self.judge(grown)),
                     self.settings.processes,
                     self._deadline,
                 )
-            return self._finish(files, gathering.measured, tuple(gathering.failures))
+            return self._finish(files, gathering.measured)
 
     def extend(self, run: Measured) -> GateResult:
         """Judge a run that was measured before; go on measuring if it is undecided and ours."""
         with self._files(run) as files, make_progress() as progress:
-            head = msgspec.structs.replace(run, processes=())
-            files.add_lines(SAMPLES_NAME, baseline_bytes(head))
-            for sample in run.processes:
-                files.add_lines(SAMPLES_NAME, process_bytes(sample))
-            gathering = Gathering(
-                measured=run,
-                progress=progress,
-                on_sample=lambda sample: files.add_lines(SAMPLES_NAME, process_bytes(sample)),
-            )
+            gathering = self._gathering(run, files, progress)
             if not is_settled(self.judge(run)):
-                problem = can_extend(run, measured_here(run.job))
+                problem = _why_not_extended(run)
                 if problem:
                     message = f"the run is judged as it is and was not extended: {problem}."
                     self._notices.append(Notice(setting="run", message=message))
@@ -118,10 +108,10 @@ class Gate:
                     gathering.take_until(
                         lambda grown: is_settled(self.judge(grown)), 0, self._deadline
                     )
-            return self._finish(files, gathering.measured, tuple(gathering.failures))
+            return self._finish(files, gathering.measured)
 
     def judge(self, run: Measured) -> tuple[Finding, ...]:
-        """Every rule over what there is."""
+        """Every process that ended without a sample, and every rule over what there is."""
         case = Case(
             baseline=side_of(self.baseline),
             run=side_of(run),
@@ -129,7 +119,19 @@ class Gate:
             today=datetime.now(UTC).date(),
             incomparable=incomparable(self.baseline, run),
         )
-        return judge_gate(case, self.settings.rules, self.settings.accept)
+        failures = tuple(map(finding_of, run.failures))
+        if failures and not run.judged and not run.processes:
+            return failures
+        return failures + judge_gate(case, self._rules, self.settings.accept)
+
+    def _gathering(self, run: Measured, files: GateFiles, progress: Progress) -> Gathering:
+        """The run, on disk as far as it is measured, and ready to grow."""
+        files.add_lines(SAMPLES_NAME, samples_bytes(run))
+        return Gathering(
+            measured=run,
+            progress=progress,
+            write=lambda line: files.add_lines(SAMPLES_NAME, line),
+        )
 
     def _is_hopeless(self, run: Measured) -> bool:
         """Whether times would change nothing: settings differ, or a scenario failed already."""
@@ -143,14 +145,13 @@ class Gate:
             environment=run.environment,
         )
 
-    def _finish(self, files: GateFiles, run: Measured, failures: tuple[Finding, ...]) -> GateResult:
-        findings = failures + (() if failures and not run.processes else self.judge(run))
+    def _finish(self, files: GateFiles, run: Measured) -> GateResult:
         today = datetime.now(UTC).date()
         result = GateResult(
             baseline=str(self.request.baseline),
             run=str(self.request.run or "measured now"),
-            findings=findings,
-            rules=self.settings.rules,
+            findings=self.judge(run),
+            rules=self._rules,
             on_undecided=self.settings.on_undecided,
             settings=run.settings,
             gate_settings=self.settings.shown(),
@@ -162,8 +163,10 @@ class Gate:
             notices=(
                 *self._notices,
                 *_untimed(run),
+                *_unknown(self.baseline, run),
                 *differences(self.baseline, run),
                 *expired(self.settings.accept, today),
+                *idle(self.settings.accept, self._rules),
             ),
             wall_s=time.monotonic() - self._start,
             run_dir=str(files.path),
@@ -183,6 +186,27 @@ def _untimed(run: Measured) -> tuple[Notice, ...]:
         "scenario, name it with --scenario when the baseline is recorded."
     )
     return (Notice(setting="scenario", message=message),)
+
+
+def _unknown(baseline: Measured, run: Measured) -> tuple[Notice, ...]:
+    """Scenarios of the run that the baseline does not know."""
+    known = {judged.scenario for judged in baseline.judged}
+    timed = {s.scenario for process in baseline.processes for s in process.scenarios}
+    ran = {s.scenario for process in run.processes for s in process.scenarios}
+    new = [judged.scenario for judged in run.judged if judged.scenario not in known]
+    new += sorted(ran - timed - set(new))
+    if not new:
+        return ()
+    message = f"{', '.join(new)}: not in the baseline, so there are no times to hold theirs against"
+    return (Notice(setting="scenario", message=f"{message}; record it anew."),)
+
+
+def _why_not_extended(run: Measured) -> str:
+    """Why a run cannot go on here, "" where it can."""
+    try:
+        return can_extend(run, measured_here(run.job))
+    except CannotMeasure as error:
+        return str(error).rstrip(".")
 
 
 def job_of(baseline: Measured) -> SampleJob:

@@ -14,8 +14,9 @@ from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import Measured
 from pcpbench.gate_results import Finding, GateVerdict
 from pcpbench.gate_rules import PROCESS_RULE
-from pcpbench.gate_samples import ProcessSample
+from pcpbench.gate_samples import ProcessFailure, ProcessSample
 from pcpbench.report.progress import Progress
+from pcpbench.session.baseline import process_bytes
 from pcpbench.session.processes import sample_once
 
 MAX_BROKEN = 2
@@ -25,17 +26,19 @@ TIMEOUT_S = 600.0
 
 @dataclass
 class Gathering:
-    """A run that grows. failures: one finding for each process that ended without a sample.
+    """A run that grows, with the processes that ended without a sample.
 
-    on_sample: is given each sample as soon as there is one. sample: starts a process.
+    write: is given a line of `samples.jsonl` as soon as a process has ended. sample: starts one.
+    max_broken: processes that may end without a sample before no more are started.
     """
 
     measured: Measured
     progress: Progress
-    on_sample: Callable[[ProcessSample], None]
+    write: Callable[[bytes], None]
     sample: Callable[..., ProcessSample] = field(default_factory=lambda: sample_once)
     clock: Callable[[], float] = time.monotonic
-    failures: list[Finding] = field(default_factory=list)
+    max_broken: int = MAX_BROKEN
+    num_broken: int = 0
 
     def take(self, num: int) -> None:
         """Measure until the run has `num` processes; stops early where processes break."""
@@ -59,27 +62,52 @@ class Gathering:
             self._one()
 
     def _is_broken(self) -> bool:
-        return len(self.failures) >= MAX_BROKEN
+        return self.num_broken >= self.max_broken
 
     def _one(self) -> None:
         try:
             sample = self.sample(self.measured.job, TIMEOUT_S)
         except (MeasuredFailure, CannotMeasure) as error:
-            self.failures.append(failure(error))
+            broken = failure_of(error)
+            self.measured = self.measured.with_failure(broken)
+            self.num_broken += 1
+            self.write(process_bytes(broken))
             self.progress.say(f"process: {error}")
             return
         self.measured = self.measured.with_process(sample)
-        self.on_sample(sample)
+        self.write(process_bytes(sample))
         self.progress.advance()
 
 
-def failure(error: MeasuredFailure | CannotMeasure) -> Finding:
+def failure_of(error: MeasuredFailure | CannotMeasure) -> ProcessFailure:
     """A process that ended without a result: the engine's doing, or nobody knows whose."""
-    is_ours = isinstance(error, CannotMeasure)
+    return ProcessFailure(why=str(error), is_crash=isinstance(error, CannotMeasure))
+
+
+def finding_of(failure: ProcessFailure) -> Finding:
+    """The same as a finding of the gate."""
     return Finding(
         rule=PROCESS_RULE,
         scenario="",
-        verdict=GateVerdict.CRASHED if is_ours else GateVerdict.REGRESSION,
-        why=str(error),
+        verdict=GateVerdict.CRASHED if failure.is_crash else GateVerdict.REGRESSION,
+        why=failure.why,
         limit=PROCESS_RULE.limit,
     )
+
+
+def check_sound(measured: Measured, told: str) -> None:
+    """Raise for the first process that nothing can be held against. told: what did not happen.
+
+    Raises MeasuredFailure for a broken contract, or for timed steps that sampled other tokens than
+    before, and CannotMeasure for a process that crashed.
+    """
+    for failure in measured.failures:
+        kind = CannotMeasure if failure.is_crash else MeasuredFailure
+        raise kind(f"{told}: {failure.why}")
+    for process in measured.processes:
+        for scenario in process.scenarios:
+            if scenario.num_wrong:
+                raise MeasuredFailure(
+                    f"{told}: {scenario.num_wrong} timed steps of {scenario.scenario} sampled "
+                    "other tokens than before (C14)."
+                )

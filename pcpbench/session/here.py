@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import uuid
 from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
@@ -51,8 +52,11 @@ def measured_here(job: SampleJob, judged: tuple[JudgedScenario, ...] = ()) -> Me
 
 
 def machine(device_name: str) -> Machine:
-    """This machine. The id is a hash: a name or serial number does not leave it."""
-    identity = [_text(_IDENTITY), platform.node(), _cpu_model(), device_name]
+    """This machine. The id is a hash: a name or serial number does not leave it.
+
+    Where there is no machine-id its network address stands in for it.
+    """
+    identity = [_text(_IDENTITY) or uuid.getnode(), platform.node(), _cpu_model(), device_name]
     return Machine(id=_hash_of(identity), cpu=_cpu_model(), num_cpus=os.cpu_count() or 1)
 
 

@@ -27,10 +27,10 @@ from pcpbench.report.console import make_console
 from pcpbench.report.gate_files import SelfCheckFiles
 from pcpbench.report.progress import make_progress
 from pcpbench.report.self_check_view import print_self_check, print_self_check_json
-from pcpbench.session.baseline import SAMPLES_NAME, baseline_bytes, process_bytes, read_measured
+from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
 from pcpbench.session.baseline_runs import BASELINE_PROCESSES
 from pcpbench.session.gate import job_of
-from pcpbench.session.gathering import Gathering
+from pcpbench.session.gathering import Gathering, check_sound
 from pcpbench.session.here import measured_here
 
 PLANTED: Final = 0.05
@@ -134,17 +134,16 @@ def _job(baseline: Path | None) -> SampleJob:
 
 def _gather(files: SelfCheckFiles, job: SampleJob, name: str, deadline: float) -> Measured:
     run = measured_here(job)
-    files.add_lines(name, baseline_bytes(run))
+    files.add_lines(name, samples_bytes(run))
     with make_progress() as progress:
         progress.start(f"fresh processes, slowdown {job.slowdown:g}", 1, "processes")
         gathering = Gathering(
             measured=run,
             progress=progress,
-            on_sample=lambda sample: files.add_lines(name, process_bytes(sample)),
+            write=lambda line: files.add_lines(name, line),
         )
         gathering.take_until(lambda grown: len(grown.processes) >= MAX_PROCESSES, 0, deadline)
-    if gathering.failures:
-        raise CannotMeasure(gathering.failures[0].why)
+    check_sound(gathering.measured, "nothing can be said of this machine")
     return gathering.measured
 
 

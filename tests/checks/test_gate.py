@@ -4,10 +4,12 @@ from datetime import date
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
-from pcpbench.checks.gate import Case, Side, expired, is_settled, judge_gate
+from pcpbench.checks.gate import Case, Side, applicable, expired, idle, is_settled, judge_gate
 from pcpbench.gate_results import GateVerdict, exit_code_of, worst
 from pcpbench.gate_rules import effective_rules, parse_acceptance, parse_rule
+from pcpbench.gate_samples import MetricSample
 
 TODAY = date(2026, 6, 1)
 
@@ -97,6 +99,75 @@ def test_capture_time_counts_in_steps_of_the_base_arm(fake, case):
     changed = Case(baseline=known.baseline, run=slow, same_machine=True, today=TODAY)
     assert verdicts(changed, "capture_time:20%") == [GateVerdict.REGRESSION]
     assert verdicts(changed, "capture_time:100%") == [GateVerdict.PASS]
+
+
+def test_a_scenario_of_the_baseline_that_the_run_lacks_is_no_pass(fake, case):
+    known = case()
+    baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("s14-uneven-ranks")))
+    less = Case(baseline=baseline, run=known.run, same_machine=True, today=TODAY)
+    for rule in ("drift:0", "contracts:0", "full_share:0%"):
+        (found,) = judge_gate(less, [parse_rule(rule)])
+        assert found.verdict is GateVerdict.NOT_COMPARABLE
+        assert "did not judge s14-uneven-ranks of the baseline" in found.why
+    bad = Side(known.run.processes, (fake.judged(drifts=1, outcome="fail"),))
+    worse = Case(baseline=baseline, run=bad, same_machine=True, today=TODAY)
+    assert verdicts(worse, "drift:0") == [GateVerdict.REGRESSION]
+
+
+def test_a_fall_of_the_share_is_seen_next_to_a_scenario_that_changed(fake, case):
+    known = case()
+    baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("b")))
+    changed = fake.judged(plan_hash="another")
+    for steps_full, wanted in ((10, GateVerdict.NOT_COMPARABLE), (0, GateVerdict.REGRESSION)):
+        run = Side(known.run.processes, (changed, fake.judged("b", steps=(steps_full, 10))))
+        found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+        assert verdicts(found, "full_share:0%") == [wanted]
+
+
+def test_too_few_values_are_worth_another_process_while_some_have_one(fake, case):
+    known = case(n=(12, 5))
+    found = judge_gate(without_launch(known, 2), [parse_rule("launch:20%")])
+    assert found[0].verdict is GateVerdict.NOT_COMPARABLE
+    assert found[0].num_needed == 7  # 3 of 5 have one, and it takes 4
+    assert not is_settled(found)
+    none = judge_gate(without_launch(known, 5), [parse_rule("launch:20%")])
+    assert none[0].num_needed is None
+    assert is_settled(none)
+
+
+def without_launch(case, num):
+    """The case with so many processes of the run that could not tell a launch overhead."""
+    nothing = MetricSample(base=None, candidate=None, ratio=None, num_pairs=0)
+    processes = [
+        replace(p, scenarios=tuple(replace(s, metrics={**s.metrics, "launch": nothing})
+                                   for s in p.scenarios))
+        if index < num else p
+        for index, p in enumerate(case.run.processes)
+    ]  # fmt: skip
+    run = Side(tuple(processes), case.run.judged)
+    return Case(baseline=case.baseline, run=run, same_machine=True, today=TODAY)
+
+
+def test_a_default_rule_that_the_baseline_cannot_have_is_left_out(fake):
+    eager = Side(tuple(fake.processes(spread(0.8, 12), capture_s=None)), (fake.judged(),))
+    rules, notices = applicable(effective_rules([]), eager)
+    assert "capture_time:50%" not in {rule.text for rule in rules}
+    assert len(rules) == 5
+    assert [notice.setting for notice in notices] == ["capture_time:50%"]
+    asked = effective_rules([("command line", ["capture_time:50%"])])
+    assert applicable(asked, eager) == (asked, [])
+
+
+def test_an_acceptance_that_changes_nothing_is_told(fake):
+    until = {"until": date(2027, 1, 31), "reason": "known"}
+    accept = [
+        parse_acceptance({"rule": text, **until}, "x")
+        for text in ("tpot:8%", "tpot:2%", "itl:40us")
+    ]
+    told = [notice.message for notice in idle(accept, effective_rules([]))]
+    assert len(told) == 2
+    assert "tpot:2% (known) accepts nothing: tpot:2.5% allows as much" in told[0]
+    assert "itl:40us (known) accepts nothing: no such rule" in told[1]
 
 
 def test_nothing_to_compare_is_never_a_pass(fake, case):

@@ -20,7 +20,7 @@ from pcpbench.report.gate_files import GateFiles
 from pcpbench.report.gate_json import GateDocument, gate_json, gate_schema
 from pcpbench.report.gate_view import print_gate
 from pcpbench.report.junit import junit_xml
-from pcpbench.session.gathering import failure
+from pcpbench.session.gathering import failure_of, finding_of
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def gate(fake):
         chosen = effective_rules([("test", ["itl:off", "capture_time:off", *rules])])
         findings = judge_gate(case, chosen, accept)
         if crashed:
-            findings = (failure(CannotMeasure("a worker was ended by signal 9: <no> & 100 %")),
-                        *findings)  # fmt: skip
+            broken = failure_of(CannotMeasure("a worker was ended by signal 9: <no> & 100 %"))
+            findings = (finding_of(broken), *findings)
         known = {
             "baseline": "main.json",
             "run": "measured now",

@@ -7,11 +7,13 @@ import msgspec
 import pytest
 
 from pcpbench.errors import UsageError
+from pcpbench.gate_samples import ProcessFailure
 from pcpbench.session.baseline import (
     baseline_bytes,
     check_writable,
     process_bytes,
     read_measured,
+    samples_bytes,
     write_baseline,
 )
 
@@ -44,8 +46,25 @@ def test_samples_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path, fa
     read = read_measured(tmp_path, "run")
     assert read == fake.measured(RATIOS[:-1])
     (tmp_path / "samples.jsonl").write_bytes(b"".join(lines[:4]))
+    assert len(read_measured(tmp_path, "run").processes) == 3
     with pytest.raises(UsageError, match="holds 3 measured processes, and 4 is the least"):
+        read_measured(tmp_path, "baseline")
+
+
+def test_a_line_with_another_digit_is_damaged(tmp_path, fake):
+    data = samples_bytes(fake.measured(RATIOS))
+    (tmp_path / "samples.jsonl").write_bytes(data.replace(b'"wall_s":', b'"wall_s":1', 1))
+    with pytest.raises(UsageError, match="is damaged in line 2: its checksum is not that"):
         read_measured(tmp_path, "run")
+
+
+def test_processes_that_broke_are_read_again_and_make_no_baseline(tmp_path, fake):
+    broken = ProcessFailure(why="C8 broke", is_crash=False)
+    run = fake.measured(RATIOS).with_failure(broken)
+    (tmp_path / "samples.jsonl").write_bytes(samples_bytes(run))
+    assert read_measured(tmp_path, "run").failures == (broken,)
+    with pytest.raises(UsageError, match=r"a process that ended without a sample \(C8 broke\)"):
+        read_measured(tmp_path, "baseline")
 
 
 def test_a_field_that_came_later_does_not_make_an_older_file_a_damaged_one(stored, fake):

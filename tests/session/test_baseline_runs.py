@@ -2,6 +2,7 @@
 
 import json
 
+import msgspec
 import pytest
 
 from pcpbench import cli
@@ -9,7 +10,7 @@ from pcpbench.engine_options import EngineOptions
 from pcpbench.gate_settings import DEFAULT_PROCESSES
 from pcpbench.session import gathering
 from pcpbench.session.baseline import read_measured
-from pcpbench.session.processes import WorkerCrash
+from pcpbench.session.processes import WorkerCrash, WorkerFailure
 from pcpbench.session.sampling import hash_of, plans_of
 
 ARMS = ["compare", "eager", "full", "--scenario", "short.yaml"]
@@ -28,14 +29,15 @@ def world(tmp_path, monkeypatch, fake):
     plan_hash = hash_of(plans_of(("short.yaml",), EngineOptions())[0])
 
     class World:
-        ratio, broken, num = 0.8, None, 0
+        ratio, broken, num, num_wrong = 0.8, None, 0, 0
 
         def sample(self, job, timeout_s):
             self.num += 1
             if self.broken:
                 raise self.broken
             ratio = self.ratio * (1 + 0.001 * (self.num % 5))
-            return fake.process(fake.scenario("short", ratio=ratio, plan_hash=plan_hash))
+            scenario = fake.scenario("short", ratio=ratio, plan_hash=plan_hash)
+            return fake.process(msgspec.structs.replace(scenario, num_wrong=self.num_wrong))
 
         def compare(self, *arguments):
             return cli.run([*COMPARE, *arguments])
@@ -96,6 +98,39 @@ def test_a_process_that_breaks_leaves_the_old_baseline(world, tmp_path):
     world.broken = WorkerCrash("a worker was ended by signal 9: it said nothing")
     assert world.compare("--save-baseline", "main.json", "--out", "again") == 3
     assert (tmp_path / "main.json").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["main.json", "new.json"])
+def test_a_regression_is_no_new_baseline(world, tmp_path, name, capsys):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    before = (tmp_path / "main.json").read_bytes()
+    world.ratio = 0.86
+    both = ("--baseline", "main.json", "--save-baseline", name)
+    assert world.compare(*both, "--out", "slow") == 1
+    assert "no baseline was written: the gate says regression" in capsys.readouterr().err
+    assert (tmp_path / "main.json").read_bytes() == before
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_run_that_passed_its_gate_is_the_next_baseline(world, tmp_path):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    before = read_measured(tmp_path / "main.json")
+    both = ("--baseline", "main.json", "--save-baseline", "main.json")
+    assert world.compare(*both, "--out", "again") == 0
+    assert read_measured(tmp_path / "main.json").processes != before.processes
+    assert read_measured(tmp_path / "again" / "gate", "run").processes[0].scenarios
+
+
+def test_a_process_that_breaks_a_contract_or_samples_wrongly_makes_no_baseline(
+    world, tmp_path, capsys
+):
+    world.broken = WorkerFailure("C8 broke")
+    assert world.compare("--save-baseline", "main.json", "--out", "broken") == 1
+    assert world.num == 1
+    world.broken, world.num_wrong = None, 3
+    assert world.compare("--save-baseline", "main.json", "--out", "wrong") == 1
+    assert "3 timed steps of short sampled other tokens" in capsys.readouterr().err
+    assert not (tmp_path / "main.json").exists()
 
 
 def test_a_bad_baseline_is_refused_before_anything_runs(world, tmp_path):

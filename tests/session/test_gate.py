@@ -9,6 +9,7 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine_options import EngineOptions
+from pcpbench.errors import CannotMeasure
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_settings import DEFAULT_PROCESSES
 from pcpbench.session import gate as gate_module
@@ -110,6 +111,52 @@ def test_it_measures_on_until_it_is_decided(world):
     world.save()
     assert world.gate("--processes", "4", "--fail-on", "capture_time:off") == 0
     assert 4 < world.num < 60
+
+
+def test_a_failure_that_was_seen_stays_in_the_files_of_the_run(world):
+    world.error = WorkerFailure("C8 broke")
+    assert world.gate() == 1
+    world.error = None
+    assert cli.run(["gate", "main.json", "out", "--out", "again"]) == 1
+    world.error = WorkerCrash("a worker was ended by signal 9")
+    assert cli.run(["gate", "main.json", "--out", "crashed"]) == 3
+    world.error = None
+    assert cli.run(["gate", "main.json", "crashed", "--out", "again2"]) == 3
+
+
+def test_a_share_that_fell_is_a_regression_though_every_process_crashes(world):
+    world.judged = (world.fake.judged(steps=(0, 10)),)
+    world.error = WorkerCrash("a worker was ended by signal 9")
+    assert world.gate() == 1
+
+
+@pytest.mark.parametrize("name", ["main.json", "copy.json"])
+def test_a_baseline_is_not_held_against_itself(world, name, capsys):
+    (world.path / "copy.json").write_bytes((world.path / "main.json").read_bytes())
+    assert cli.run(["gate", "main.json", name, "--out", "out"]) == 2
+    assert "name another run" in capsys.readouterr().err
+    assert not (world.path / "out").exists()
+
+
+def test_a_run_that_cannot_go_on_here_is_judged_as_it_is(world, monkeypatch):
+    world.sd = 0.2
+    world.save("run.json", num=5)
+    missing = CannotMeasure("device 'cuda' is not here.")
+
+    def elsewhere(job):
+        raise missing
+
+    monkeypatch.setattr(gate_module, "measured_here", elsewhere)
+    assert cli.run(["gate", "main.json", "run.json", "--out", "out"]) == 0
+    found = world.found()
+    assert found["verdict"] == "undecided"
+    assert "was not extended: device 'cuda' is not here." in str(found["notices"])
+
+
+def test_scenarios_that_the_baseline_does_not_know_are_told(world):
+    world.judged = (world.fake.judged(), world.fake.judged("brand-new"))
+    assert world.gate() == 0
+    assert "brand-new: not in the baseline" in str(world.found()["notices"])
 
 
 def test_time_that_is_over_before_anything_was_measured_is_no_pass(world):

@@ -7,7 +7,7 @@ import pytest
 from pcpbench.errors import MeasuredFailure
 from pcpbench.gate_results import GateVerdict
 from pcpbench.report.progress import make_progress
-from pcpbench.session.gathering import MAX_BROKEN, Gathering
+from pcpbench.session.gathering import MAX_BROKEN, Gathering, finding_of
 from pcpbench.session.processes import WorkerCrash
 
 
@@ -21,7 +21,7 @@ class World:
         self.gathering = Gathering(
             measured=fake.measured([]),
             progress=make_progress(io.StringIO()),
-            on_sample=self.kept.append,
+            write=self.kept.append,
             sample=self.sample,
             clock=lambda: self.now,
         )
@@ -75,7 +75,7 @@ def test_a_process_that_breaks_is_a_finding_and_the_others_go_on(fake, error, ve
     world = World(fake, {2: error})
     world.gathering.take(5)
     assert world.taken == 5
-    (failure,) = world.gathering.failures
+    (failure,) = map(finding_of, world.gathering.measured.failures)
     assert (failure.verdict, failure.why) == (verdict, str(error))
 
 
