@@ -22,7 +22,8 @@ from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessFailure, Pr
 
 FORMAT: Final = "pcpbench-baseline"
 SCHEMA_VERSION: Final = 1
-SAMPLES_NAME: Final = "samples.jsonl"
+LINES_SUFFIX: Final = ".jsonl"
+SAMPLES_NAME: Final = f"samples{LINES_SUFFIX}"
 MAX_FILE_BYTES: Final = 256 << 20
 
 
@@ -93,6 +94,11 @@ def check_writable(path: Path) -> None:
 
     A baseline is written over an older one; any other file is left alone.
     """
+    if path.suffix == LINES_SUFFIX:
+        raise UsageError(
+            f"--save-baseline is {str(path)!r}, and a {LINES_SUFFIX} file is read as the samples "
+            f"of a run: name it {path.stem}.json."
+        )
     if path.is_dir() or not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise UsageError(
             f"--save-baseline is {str(path)!r}, which cannot be written: name a file in a "
@@ -118,7 +124,7 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
         held = f"holds no {SAMPLES_NAME}" if path.is_dir() else "does not exist"
         raise _refusal(path, what, held)
     data = _read(file, what)
-    head, _, rest = data.partition(b"\n") if file.suffix == ".jsonl" else (data, b"", b"")
+    head, _, rest = data.partition(b"\n") if file.suffix == LINES_SUFFIX else (data, b"", b"")
     measured = _document(file, what, head).measured
     for number, line in enumerate(rest.splitlines(keepends=True), start=2):
         if not line.endswith(b"\n"):

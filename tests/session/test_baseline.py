@@ -149,3 +149,8 @@ def test_a_baseline_is_written_over_a_baseline_and_over_nothing_else(tmp_path, s
             check_writable(path)
     with pytest.raises(UsageError, match="directory that is there"):
         check_writable(tmp_path / "nowhere" / "b.json")
+
+
+def test_a_name_that_would_be_read_as_lines_is_refused(tmp_path):
+    with pytest.raises(UsageError, match=r"read as the samples of a run: name it main\.json"):
+        check_writable(tmp_path / "main.jsonl")
