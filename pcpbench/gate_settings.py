@@ -128,8 +128,10 @@ def _find_project(directory: Path) -> Path | None:
 
 def _read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        repr(table)  # a number of too many digits to be shown in a refusal ends here
+        return table
+    except (OSError, ValueError, RecursionError) as error:  # no UTF-8, no TOML, or without end
         raise UsageError(f"{str(path)!r} cannot be read as TOML: {error}.") from error
 
 

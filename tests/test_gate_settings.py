@@ -96,7 +96,11 @@ def test_what_the_command_line_accepts_replaces_what_pyproject_does(project):
         ("[tool]\npcpbench = 3\n", "no table"),
         ("[tool.pcpbench]\nmax-time = 1\nmax_time = 2\n", "max_time in two spellings"),
         ("[tool.pcpbench\n", "cannot be read as TOML"),
+        (f"[tool.pcpbench]\nmax-time = {'9' * 5000}\n", "cannot be read as TOML"),
+        (f"[tool.pcpbench]\nmax-time = 0x{'f' * 5000}\n", "cannot be read as TOML"),
+        (f"[tool.pcpbench]\naccept = {'[' * 50_000}\n", "cannot be read as TOML"),
     ],
+    ids=lambda text: text[:50],
 )
 def test_bad_settings_are_refused_by_name(tmp_path, text, told):
     (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
