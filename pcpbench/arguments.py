@@ -18,6 +18,18 @@ def refuse_empty(arguments: list[str]) -> None:
             raise UsageError(f"the value after {after} is empty: give one, or leave it out.")
 
 
+def refuse_undecodable(arguments: Sequence[str]) -> None:
+    """No argument may hold bytes that are no text: no file of a run could say what was asked."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            raise UsageError(
+                f"the argument {argument!r} holds a byte that is no UTF-8: write it in UTF-8, and "
+                "rename a file whose name is not."
+            ) from error
+
+
 def refuse_repeated(arguments: Sequence[str], command: Any) -> None:
     """No option that takes one value may be given two: the first would be dropped without a word.
 

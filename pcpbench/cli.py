@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from pcpbench import __version__, cli_report, cli_runs
-from pcpbench.arguments import refuse_empty, refuse_repeated, text_of
+from pcpbench.arguments import refuse_empty, refuse_repeated, refuse_undecodable, text_of
 from pcpbench.cli_check import check_app
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
@@ -361,6 +361,7 @@ def run(arguments: list[str]) -> int:
     """Run the command line with arguments and return the exit code."""
     try:
         refuse_empty(arguments)
+        refuse_undecodable(arguments)
         refuse_repeated(arguments, typer.main.get_command(app))
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
         if sys.stdout is not None:

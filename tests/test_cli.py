@@ -268,6 +268,25 @@ def test_an_empty_value_is_refused_and_nothing_is_written(place, capsys, command
     assert sorted(place.rglob("*")) == before
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["gate", "x.json", "--accept", "tpot:8% until 2099-01-31 because caf\udce9"],
+        ["gate", "b\udcff.json"],
+        ["compare", "eager", "full", "--out=r\udcff"],
+    ],
+    ids=ascii,
+)
+def test_a_byte_that_is_no_text_is_refused_and_nothing_is_written(place, capsys, arguments):
+    """How Python hands over an argument that is no UTF-8."""
+    before = sorted(place.rglob("*"))
+    assert cli.run(arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"pcpbench: the argument {arguments[-1]!r} holds a byte that is")
+    assert printed.err.count("\n") == 1
+    assert sorted(place.rglob("*")) == before
+
+
 @pytest.mark.parametrize("command", HELP_COMMANDS, ids=" ".join)
 def test_help_has_an_example(capsys, command):
     assert cli.run(command) == 0
