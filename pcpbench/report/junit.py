@@ -6,10 +6,15 @@ crashed, or nothing could be compared. skipped: undecided. The facts are in each
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
 from pcpbench.report.gate_view import acceptance, sentence
+
+_NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def junit_xml(result: GateResult) -> str:
@@ -29,7 +34,8 @@ def junit_xml(result: GateResult) -> str:
 
 
 def _case(finding: Finding, on_undecided: str) -> TestCase:
-    case = TestCase(name=_clean(finding.rule.text), classname=f"gate.{finding.scenario or 'all'}")
+    place = _clean(f"gate.{finding.scenario or 'all'}")
+    case = TestCase(name=_clean(finding.rule.text), classname=place)
     facts = _clean(sentence(finding))
     if finding.verdict is GateVerdict.REGRESSION:
         case.result = [_of(Failure, facts, finding)]
@@ -53,4 +59,4 @@ def _of(
 
 def _clean(text: str) -> str:
     """Without characters that XML 1.0 cannot hold."""
-    return "".join(c for c in text if c in "\t\n\r" or " " <= c <= "\ud7ff" or c >= "\ue000")
+    return _NO_XML.sub("", text)

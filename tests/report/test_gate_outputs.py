@@ -105,6 +105,19 @@ def test_junit_of_a_pass_has_neither(gate):
     assert all(kind is None for _, kind, _ in cases(gate()))
 
 
+def test_junit_is_xml_whatever_a_message_holds(gate):
+    """XML 1.0 has no C0 but tab and line ends, no surrogates, no U+FFFE and U+FFFF."""
+    told = "".join(map(chr, [*range(0x300), 0xD7FF, *range(0xD800, 0xD803), 0xDFFF, 0xE000]))
+    told += "\ufffd\ufffe\uffff\U00010000\U0010ffff"
+    result = gate()
+    result = gate(
+        findings=(finding_of(failure_of(CannotMeasure(told))), *result.findings), run=f"run {told}"
+    )
+    text = next(text for _, kind, text in cases(result) if kind == "error")
+    assert text.startswith("process: ")
+    assert text.endswith("\ud7ff\ue000\ufffd\U00010000\U0010ffff")
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_console_shows_both_numbers_and_the_interval(gate, width):
     stream = io.StringIO()
