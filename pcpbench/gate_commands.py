@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pcpbench.cli_options import Json, Out
+from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
 
 
 def add_gate(app: typer.Typer) -> None:
@@ -46,11 +47,17 @@ def gate(
         typer.Option("--on-undecided", help="fail (exit 1), warn (the default) or pass."),
     ] = None,
     max_time: Annotated[
-        float | None, typer.Option("--max-time", help="Seconds for the whole gate; default 75.")
+        float | None,
+        typer.Option(
+            "--max-time", help=f"Seconds for the whole gate; default {DEFAULT_MAX_TIME_S:g}."
+        ),
     ] = None,
     processes: Annotated[
         int | None,
-        typer.Option("--processes", help="Fresh processes before the first look; default 6."),
+        typer.Option(
+            "--processes",
+            help=f"Fresh processes before the first look; default {DEFAULT_PROCESSES}.",
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with settings of the gate.")

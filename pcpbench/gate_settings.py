@@ -17,12 +17,11 @@ from typing import Any, Final
 import msgspec
 
 from pcpbench.errors import UsageError
+from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
 from pcpbench.gate_results import ON_UNDECIDED
 from pcpbench.gate_rules import Acceptance, Rule, effective_acceptances, effective_rules
 
 KEYS: Final = ("fail-on", "accept", "on-undecided", "max-time", "processes")
-DEFAULT_MAX_TIME_S: Final = 75.0
-DEFAULT_PROCESSES: Final = 5
 COMMAND_LINE: Final = "command line"
 MAX_PROCESSES: Final = 1000
 MAX_TIME_S: Final = 7 * 86400.0

@@ -327,6 +327,17 @@ def test_an_argument_that_is_missing_says_what_there_is(capsys):
     assert "reference, eager, eager_padded, piecewise, full, full_and_piecewise" in said
 
 
+def test_the_help_of_the_gate_names_the_defaults_that_hold(tmp_path, capsys):
+    from pcpbench.gate_settings import GateOptions, resolve_settings
+
+    (tmp_path / ".git").mkdir()
+    holds = resolve_settings(GateOptions(), tmp_path)
+    assert cli.run(["gate", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert f"before the first look; default {holds.processes}." in told
+    assert f"Seconds for the whole gate; default {holds.max_time_s:g}." in told
+
+
 def test_version_is_the_installed_one(capsys):
     from importlib.metadata import version
 

@@ -3,7 +3,8 @@
 import pytest
 
 from pcpbench.errors import UsageError
-from pcpbench.gate_settings import DEFAULT_MAX_TIME_S, GateOptions, resolve_settings
+from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S
+from pcpbench.gate_settings import GateOptions, resolve_settings
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine_options import EngineOptions
-from pcpbench.gate_settings import DEFAULT_PROCESSES
+from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.session import gathering
 from pcpbench.session.baseline import read_measured
 from pcpbench.session.processes import WorkerCrash, WorkerFailure

@@ -10,8 +10,8 @@ import pytest
 from pcpbench import cli
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure
+from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
-from pcpbench.gate_settings import DEFAULT_PROCESSES
 from pcpbench.session import gate as gate_module
 from pcpbench.session import gathering
 from pcpbench.session.baseline import read_measured, write_baseline

@@ -1,0 +1,6 @@
+"""What holds for a gate where nobody says otherwise. Imports nothing: help texts name it."""
+
+from typing import Final
+
+DEFAULT_MAX_TIME_S: Final = 75.0
+DEFAULT_PROCESSES: Final = 5
