@@ -53,7 +53,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where there is no such number. limit: what applied, after acceptance. num_baseline, num_run:
     processes behind the two. num_needed: processes of the run that would decide at this spread;
     None where the finding is decided or no number would do. baseline_values, run_values: what each
-    process gave, ratios or seconds.
+    process gave, ratios or seconds. accepted: what excuses an ACCEPTED one.
     """
 
     rule: Rule

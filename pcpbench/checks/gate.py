@@ -209,8 +209,9 @@ def _judge_time(
     if found.verdict is GateVerdict.PASS or accepted is None:
         return found
     within = decide.at(accepted.rule.limit)
-    verdict = GateVerdict.ACCEPTED if within.verdict is GateVerdict.PASS else within.verdict
-    return msgspec.structs.replace(within, verdict=verdict, accepted=accepted)
+    if within.verdict is not GateVerdict.PASS:
+        return within
+    return msgspec.structs.replace(within, verdict=GateVerdict.ACCEPTED, accepted=accepted)
 
 
 class _Decision:

@@ -265,8 +265,10 @@ def test_a_known_regression_is_accepted_as_far_and_as_long_as_it_says(case):
     over = accepted(until="2026-05-31")
     assert verdicts(slow, "tpot:2.5%", accept=[over]) == [GateVerdict.REGRESSION]
     assert "until 2026-05-31 (new kernel)" in expired([over, accepted()], TODAY)[0].message
-    worse = case(run=0.92)
-    assert verdicts(worse, "tpot:2.5%", accept=[accepted()]) == [GateVerdict.REGRESSION]
+    for run, verdict in ((0.92, GateVerdict.REGRESSION), (0.864, GateVerdict.UNDECIDED)):
+        (found,) = judge_gate(case(run=run), [parse_rule("tpot:2.5%")], [accepted()])
+        assert (found.verdict, found.limit) == (verdict, pytest.approx(0.08))
+        assert found.accepted is None, "nothing is excused"
     other = accepted("itl:8%")
     assert verdicts(slow, "tpot:2.5%", accept=[other]) == [GateVerdict.REGRESSION]
 
