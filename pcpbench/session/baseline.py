@@ -53,11 +53,6 @@ def baseline_bytes(measured: Measured) -> bytes:
     return msgspec.json.encode(document) + b"\n"
 
 
-def baseline_schema() -> dict[str, Any]:
-    """The JSON Schema of a baseline file."""
-    return msgspec.json.schema(_Document)
-
-
 def process_bytes(ended: ProcessSample | ProcessFailure) -> bytes:
     """One line of `samples.jsonl`."""
     kind = "sample" if isinstance(ended, ProcessSample) else "failure"
