@@ -117,7 +117,7 @@ def sentence(finding: Finding) -> str:
 
 
 def acceptance(finding: Finding) -> str:
-    """Who is excused, how far, until when and why."""
+    """How far a finding is excused, until when and why; "" for one that is not."""
     accepted = finding.accepted
     if accepted is None:
         return ""

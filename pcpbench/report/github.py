@@ -13,6 +13,7 @@ from typing import Final, TextIO
 
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
 from pcpbench.report.gate_view import (
+    acceptance,
     cells_of,
     compared,
     confidence,
@@ -50,14 +51,14 @@ def annotation_lines(result: GateResult) -> list[str]:
     """Workflow commands, worst first; the last one says how many there was no room for."""
     told = [
         (level, finding)
-        for level in ("error", "warning")
+        for level in ("error", "warning", "notice")
         for finding in result.findings
         if _level(finding, result.on_undecided) == level
     ]
     shown = told if len(told) <= MAX_ANNOTATIONS else told[: MAX_ANNOTATIONS - 1]
     lines = [
         f"::{level} title={_property('pcpbench gate: ' + finding.verdict.value)}"
-        f"::{_data(sentence(finding))}"
+        f"::{_data(_told(finding))}"
         for level, finding in shown
     ]
     if len(shown) < len(told):
@@ -88,13 +89,22 @@ def markdown(result: GateResult) -> str:
             processes(finding),
         )
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
-    lines += ["", *(f"- {_cell(n.setting)}: {_cell(n.message)}" for n in result.notices), ""]
+    accepted = dict.fromkeys(acceptance(f) for f in result.findings if f.accepted is not None)
+    lines += ["", *(f"- accepted: {_cell(text)}" for text in accepted)]
+    lines += [*(f"- {_cell(n.setting)}: {_cell(n.message)}" for n in result.notices), ""]
     return "\n".join(lines)
 
 
+def _told(finding: Finding) -> str:
+    excused = acceptance(finding)
+    return f"{sentence(finding)}; accepted, {excused}" if excused else sentence(finding)
+
+
 def _level(finding: Finding, on_undecided: str) -> str:
-    if finding.verdict in (GateVerdict.PASS, GateVerdict.ACCEPTED):
+    if finding.verdict is GateVerdict.PASS:
         return ""
+    if finding.verdict is GateVerdict.ACCEPTED:
+        return "notice"
     if finding.verdict is GateVerdict.UNDECIDED:
         return {"fail": "error", "warn": "warning", "pass": ""}[on_undecided]
     return "error"

@@ -149,8 +149,13 @@ def test_an_acceptance_is_told_with_its_reason(gate):
     assert (result.verdict, result.exit_code) == (GateVerdict.ACCEPTED, 0)
     stream = io.StringIO()
     print_gate(result, Console(file=stream, width=200))
-    assert "tpot:9% until 2026-12-31: new kernel" in stream.getvalue()
-    assert "new kernel" in junit_xml(result)
+    told = "tpot:9% until 2026-12-31: new kernel"
+    assert told in stream.getvalue()
+    assert told in junit_xml(result)
+    assert f"\n- accepted: {told}\n" in github.markdown(result)
+    (line,) = github.annotation_lines(result)
+    assert line.startswith("::notice title=pcpbench gate%3A accepted::tpot of beta: ")
+    assert line.endswith(f"; accepted, {told}".replace("%", "%25"))
 
 
 def test_the_json_is_what_its_schema_says(gate):
