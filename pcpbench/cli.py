@@ -394,5 +394,6 @@ def _interrupted(exit_code: int = INTERRUPTED) -> int:
 
 
 def _complain(message: str, exit_code: int) -> int:
-    print(f"pcpbench: {printable(message)}", file=sys.stderr)
+    """One line, whatever a device or a library said: who started us reads the last one."""
+    print(f"pcpbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
     return exit_code

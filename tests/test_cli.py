@@ -366,6 +366,19 @@ def test_a_failure_of_pcpbench_itself_is_3_and_never_1(monkeypatch, capsys):
     assert "a mistake of ours" in capsys.readouterr().err
 
 
+def test_what_a_device_said_in_several_lines_is_one_line(monkeypatch, capsys):
+    from pcpbench import doctor
+    from pcpbench.errors import CaptureError
+
+    def refused():
+        raise CaptureError("the device refused the capture: CUDA error\nCompile with DSA")
+
+    monkeypatch.setattr(doctor, "run_doctor", refused)
+    assert cli.run(["doctor"]) == 1
+    told = "pcpbench: the device refused the capture: CUDA error Compile with DSA\n"
+    assert capsys.readouterr().err == told
+
+
 def test_an_interrupt_is_told_and_is_no_verdict(monkeypatch, capsys):
     from pcpbench import doctor
 

@@ -20,6 +20,8 @@ from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import JudgedScenario, ProcessSample
 
 WORKER_COMMAND = "worker"
+OURS = "pcpbench: "
+"""What the last line begins with where pcpbench itself says how it ended (cli.py)."""
 T = TypeVar("T")
 
 
@@ -53,13 +55,13 @@ def _run(job: SampleJob, kind: type[T], timeout_s: float | None) -> T:
         )
     except subprocess.TimeoutExpired as error:
         raise WorkerCrash(f"a worker took more than {timeout_s:.0f} s and was ended.") from error
-    told = _last_line(done.stderr)
+    last_line = _last_line(done.stderr)
     if done.returncode:
-        raise _error(done.returncode, told)
+        raise _error(done.returncode, last_line)
     try:
         return msgspec.json.decode(done.stdout, type=kind)
     except msgspec.DecodeError as error:
-        raise WorkerCrash(f"a worker ended with 0 and no result ({error}): {told}") from error
+        raise WorkerCrash(f"a worker ended with 0 and no result ({error}): {last_line}") from error
 
 
 def command() -> list[str]:
@@ -76,13 +78,19 @@ def worker_environment() -> dict[str, str]:
 
 def _last_line(stderr: bytes) -> str:
     lines = stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1].removeprefix("pcpbench: ") if lines else "it said nothing"
+    return lines[-1] if lines else "it said nothing"
 
 
-def _error(exit_code: int, told: str) -> PcpbenchError:
-    if exit_code == MeasuredFailure.exit_code:
+def _error(exit_code: int, last_line: str) -> PcpbenchError:
+    """What an exit code other than 0 means.
+
+    Python ends with 1 and 2 as well, for a package that cannot be imported or a start that fails:
+    they are a verdict only where pcpbench has said why.
+    """
+    told = last_line.removeprefix(OURS)
+    if told != last_line and exit_code == MeasuredFailure.exit_code:
         return WorkerFailure(told)
-    if exit_code == UsageError.exit_code:
+    if told != last_line and exit_code == UsageError.exit_code:
         return UsageError(told)
     ended = f"was ended by signal {-exit_code}" if exit_code < 0 else f"ended with {exit_code}"
     return WorkerCrash(f"a worker {ended}: {told}")

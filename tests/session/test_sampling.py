@@ -112,7 +112,15 @@ def code(text):
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", processes.WorkerCrash, "sig"),
         ("raise SystemExit(3)", processes.WorkerCrash, "ended with 3: it said nothing"),
         ("print('pcpbench: no', file=__import__('sys').stderr); exit(2)", UsageError, "^no$"),
-        ("print('x: C8 broke', file=__import__('sys').stderr); exit(1)", MeasuredFailure, "C8"),
+        (
+            "print('pcpbench: C8 broke', file=__import__('sys').stderr); exit(1)",
+            MeasuredFailure,
+            "^C8 broke$",
+        ),
+        ("import nowhere_to_be_found", processes.WorkerCrash, "ended with 1: ModuleNotFound"),
+        ("def broken(:", processes.WorkerCrash, "ended with 1: SyntaxError"),
+        ("print('x: no', file=__import__('sys').stderr); exit(2)", processes.WorkerCrash, "with 2"),
+        ("exit(1)", processes.WorkerCrash, "ended with 1: it said nothing"),
         ("print('{}')", processes.WorkerCrash, "no result"),
         ("print('[1')", processes.WorkerCrash, "no result"),
         ("", processes.WorkerCrash, "no result"),
@@ -122,6 +130,16 @@ def test_every_bad_end_of_a_worker_is_told_apart(job, monkeypatch, text, kind, t
     monkeypatch.setattr(processes, "command", code(text))
     with pytest.raises(kind, match=told):
         processes.sample_once(job)
+
+
+def test_a_package_that_cannot_be_imported_is_a_crash(job, tmp_path, monkeypatch):
+    (tmp_path / "pcpbench").mkdir()
+    for name in ("__init__", "__main__"):
+        (tmp_path / "pcpbench" / f"{name}.py").write_text("def broken(:\n", encoding="utf-8")
+    broken = {**processes.worker_environment(), "PYTHONPATH": str(tmp_path)}
+    monkeypatch.setattr(processes, "worker_environment", lambda: broken)
+    with pytest.raises(processes.WorkerCrash, match="ended with 1: SyntaxError"):
+        processes.sample_once(job, 60.0)
 
 
 def test_a_worker_that_hangs_is_ended(job, monkeypatch):
