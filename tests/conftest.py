@@ -52,12 +52,14 @@ class FakeGate:
             num_wrong=num_wrong,
         )
 
-    def process(self, *scenarios):
+    def process(self, *scenarios, wall_s=1.0):
         from pcpbench.gate_samples import ProcessSample
         from pcpbench.records import Environment
 
         return ProcessSample(
-            scenarios=tuple(scenarios or [self.scenario()]), environment=Environment(), wall_s=1.0
+            scenarios=tuple(scenarios or [self.scenario()]),
+            environment=Environment(),
+            wall_s=wall_s,
         )
 
     def processes(self, ratios, **scenario):

@@ -26,7 +26,7 @@ from pcpbench.report.gate_view import print_gate
 from pcpbench.report.github import tell_github
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
-from pcpbench.session.gathering import Gathering, failure_of, finding_of
+from pcpbench.session.gathering import SLACK_S, Gathering, expected_of, failure_of, finding_of
 from pcpbench.session.here import (
     can_extend,
     differences,
@@ -80,18 +80,23 @@ class Gate:
         with self._files(run) as files, make_progress() as progress:
             if not incomparable(self.baseline, run) and compared is None:
                 progress.say("judging the scenarios in a process of their own")
+                left_s = self._deadline + SLACK_S - time.monotonic()
                 try:
-                    run = msgspec.structs.replace(run, judged=judge_once(run.job))
+                    run = msgspec.structs.replace(run, judged=judge_once(run.job, left_s))
                 except (MeasuredFailure, CannotMeasure) as error:
                     run = run.with_failure(failure_of(error))
             gathering = self._gathering(run, files, progress)
             if not run.failures and not self._is_hopeless(run):
                 progress.start("fresh processes", self.settings.processes, "processes")
+                expected_s = expected_of(self.baseline.processes)
                 gathering.take_until(
                     lambda grown: is_settled(self.judge(grown)),
                     self.settings.processes,
                     self._deadline,
+                    expected_s,
                 )
+                if not (gathering.measured.processes or gathering.measured.failures):
+                    self._notices.append(self._too_short(expected_s))
             return self._finish(files, gathering.measured)
 
     def extend(self, run: Measured) -> GateResult:
@@ -106,7 +111,10 @@ class Gate:
                 else:
                     progress.start("more processes", self.settings.processes, "processes")
                     gathering.take_until(
-                        lambda grown: is_settled(self.judge(grown)), 0, self._deadline
+                        lambda grown: is_settled(self.judge(grown)),
+                        0,
+                        self._deadline,
+                        expected_of(run.processes or self.baseline.processes),
                     )
             return self._finish(files, gathering.measured)
 
@@ -137,6 +145,13 @@ class Gate:
         """Whether times would change nothing: settings differ, or a scenario failed already."""
         failed = any(scenario.outcome == "fail" for scenario in run.judged)
         return failed or bool(incomparable(self.baseline, run))
+
+    def _too_short(self, expected_s: float) -> Notice:
+        message = (
+            f"no process was timed: those of the baseline took {expected_s:.0f} s each, and of "
+            f"{self.settings.max_time_s:g} s less were left after judging: raise --max-time."
+        )
+        return Notice(setting="max-time", message=message)
 
     def _files(self, run: Measured) -> GateFiles:
         return GateFiles(

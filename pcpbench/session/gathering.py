@@ -7,8 +7,9 @@ anything. Does not judge; it is told.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import Measured
@@ -22,6 +23,11 @@ from pcpbench.session.processes import sample_once
 MAX_BROKEN = 2
 """Processes that may end without a sample before no more are started."""
 TIMEOUT_S = 600.0
+"""Of a process, where the whole run has no time limit."""
+SLACK_S = 30.0
+"""How far past its time a gate waits for a process: one that hangs is ended, a slow one is not."""
+START_S = 1.5
+"""An interpreter's start, before a process's own clock runs."""
 
 
 @dataclass
@@ -43,30 +49,34 @@ class Gathering:
     def take(self, num: int) -> None:
         """Measure until the run has `num` processes; stops early where processes break."""
         while len(self.measured.processes) < num and not self._is_broken():
-            self._one()
+            self._one(TIMEOUT_S)
 
     def take_until(
-        self, is_settled: Callable[[Measured], bool], num_first: int, deadline: float
+        self,
+        is_settled: Callable[[Measured], bool],
+        num_first: int,
+        deadline: float,
+        expected_s: float = 0.0,
     ) -> None:
         """Measure `num_first` processes, then more while it is unsettled and another one fits
-        before the deadline (of `clock`)."""
+        before the deadline (of `clock`). expected_s: what the first one is taken to need."""
         started, num_before = self.clock(), len(self.measured.processes)
         while not self._is_broken():
             taken = len(self.measured.processes) - num_before
             now = self.clock()
-            each_s = (now - started) / taken if taken else 0.0
+            each_s = (now - started) / taken if taken else expected_s
             if now + each_s > deadline:
                 return
             if len(self.measured.processes) >= num_first and is_settled(self.measured):
                 return
-            self._one()
+            self._one(deadline + SLACK_S - now)
 
     def _is_broken(self) -> bool:
         return self.num_broken >= self.max_broken
 
-    def _one(self) -> None:
+    def _one(self, timeout_s: float) -> None:
         try:
-            sample = self.sample(self.measured.job, TIMEOUT_S)
+            sample = self.sample(self.measured.job, timeout_s)
         except (MeasuredFailure, CannotMeasure) as error:
             broken = failure_of(error)
             self.measured = self.measured.with_failure(broken)
@@ -77,6 +87,11 @@ class Gathering:
         self.measured = self.measured.with_process(sample)
         self.write(process_bytes(sample))
         self.progress.advance()
+
+
+def expected_of(processes: Sequence[ProcessSample]) -> float:
+    """Seconds that one more process takes if it is like these."""
+    return median(process.wall_s for process in processes) + START_S
 
 
 def failure_of(error: MeasuredFailure | CannotMeasure) -> ProcessFailure:

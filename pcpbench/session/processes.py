@@ -54,7 +54,10 @@ def _run(job: SampleJob, kind: type[T], timeout_s: float | None) -> T:
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise WorkerCrash(f"a worker took more than {timeout_s:.0f} s and was ended.") from error
+        raise WorkerCrash(
+            f"a worker took more than {timeout_s:.0f} s and was ended: it hangs, or it needs more "
+            "time here than it was given."
+        ) from error
     last_line = _last_line(done.stderr)
     if done.returncode:
         raise _error(done.returncode, last_line)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import sys
 
 import msgspec
 import numpy as np
@@ -13,8 +14,9 @@ from pcpbench.errors import CannotMeasure
 from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.session import gate as gate_module
-from pcpbench.session import gathering
+from pcpbench.session import gathering, processes
 from pcpbench.session.baseline import read_measured, write_baseline
+from pcpbench.session.gathering import SLACK_S
 from pcpbench.session.here import measured_here
 from pcpbench.session.processes import WorkerCrash, WorkerFailure
 
@@ -29,8 +31,9 @@ class World:
     def __init__(self, fake, path, monkeypatch):
         self.fake, self.path = fake, path
         self.ratio, self.sd, self.num, self.stop_at, self.error = 0.8, 0.004, 0, None, None
-        self.judged = (fake.judged(),)
+        self.judged, self.judge_s, self.wall_s = (fake.judged(),), None, 0.001
         self.rng = np.random.default_rng(2)
+        monkeypatch.setattr(gathering, "START_S", 0.0)
         monkeypatch.setattr(gathering, "sample_once", self.sample)
         monkeypatch.setattr(gate_module, "judge_once", self.judge)
         self.here = measured_here(JOB, self.judged)
@@ -45,15 +48,19 @@ class World:
         if self.num == self.stop_at:
             raise KeyboardInterrupt
         self.num += 1
-        return self.fake.process(self.draw())
+        return self.process()
 
-    def judge(self, job):
+    def process(self):
+        return self.fake.process(self.draw(), wall_s=self.wall_s)
+
+    def judge(self, job, timeout_s):
+        self.judge_s = timeout_s
         if isinstance(self.judged, Exception):
             raise self.judged
         return self.judged
 
     def measured(self, num=12, **changes):
-        processes = tuple(self.fake.process(self.draw()) for _ in range(num))
+        processes = tuple(self.process() for _ in range(num))
         return msgspec.structs.replace(self.here, processes=processes, **changes)
 
     def save(self, name="main.json", **changes):
@@ -162,6 +169,34 @@ def test_scenarios_that_the_baseline_does_not_know_are_told(world):
 def test_time_that_is_over_before_anything_was_measured_is_no_pass(world):
     assert world.gate("--max-time", "0.000001") == 3
     assert world.found()["verdict"] == "not comparable"
+
+
+def test_a_change_that_hangs_is_ended_soon_after_the_time_of_the_gate(world, monkeypatch):
+    def hang():
+        return [sys.executable, "-c", "import time; time.sleep(60)"]
+
+    monkeypatch.setattr(processes, "command", hang)
+    monkeypatch.setattr(gate_module, "judge_once", processes.judge_once)
+    monkeypatch.setattr(gate_module, "SLACK_S", 0.5)
+    assert world.gate("--max-time", "0.5") == 3
+    assert world.num == 0
+    found = world.found()
+    assert found["verdict"] == "crashed"
+    assert "a worker took more than 1 s and was ended: it hangs" in found["reasons"][0]
+
+
+def test_the_judge_has_what_is_left_of_the_time_and_some_slack(world):
+    assert world.gate("--max-time", "20") == 0
+    assert 19 + SLACK_S < world.judge_s <= 20 + SLACK_S
+
+
+def test_a_process_is_not_started_where_those_of_the_baseline_took_too_long(world):
+    world.wall_s = 80.0
+    world.save()
+    assert world.gate() == 3
+    assert world.num == 0
+    (notice,) = (n for n in world.found()["notices"] if n["setting"] == "max-time")
+    assert "took 80 s each, and of 75 s less were left" in notice["message"]
 
 
 def test_a_crash_is_not_a_regression_and_a_broken_contract_is_one(world):

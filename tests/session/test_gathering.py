@@ -7,7 +7,14 @@ import pytest
 from pcpbench.errors import MeasuredFailure
 from pcpbench.gate_results import GateVerdict
 from pcpbench.report.progress import make_progress
-from pcpbench.session.gathering import MAX_BROKEN, Gathering, finding_of
+from pcpbench.session.gathering import (
+    MAX_BROKEN,
+    SLACK_S,
+    START_S,
+    Gathering,
+    expected_of,
+    finding_of,
+)
 from pcpbench.session.processes import WorkerCrash
 
 
@@ -16,6 +23,7 @@ class World:
 
     def __init__(self, fake, broken=()):
         self.now, self.num, self.kept = 0.0, 0, []
+        self.each_s, self.timeouts = 2.0, []
         self.broken = dict(broken)
         self.fake = fake
         self.gathering = Gathering(
@@ -27,7 +35,8 @@ class World:
         )
 
     def sample(self, job, timeout_s):
-        self.now, self.num = self.now + 2.0, self.num + 1
+        self.timeouts.append(self.now + timeout_s)
+        self.now, self.num = self.now + self.each_s, self.num + 1
         if self.num in self.broken:
             raise self.broken[self.num]
         return self.fake.process()
@@ -55,6 +64,26 @@ def test_it_never_starts_what_would_end_past_the_deadline(fake):
     world.gathering.take_until(lambda run: False, 6, 15.0)
     assert world.taken == 7
     assert world.now <= 15.0
+
+
+def test_a_first_process_that_would_end_past_the_deadline_is_not_started(fake):
+    for expected_s, taken in ((15.5, 0), (14.5, 7)):
+        world = World(fake)
+        world.gathering.take_until(lambda run: False, 6, 15.0, expected_s)
+        assert world.taken == taken
+
+
+def test_what_processes_took_before_is_what_one_more_takes(fake):
+    processes = [fake.process(wall_s=seconds) for seconds in (7.0, 8.0, 60.0)]
+    assert expected_of(processes) == 8.0 + START_S
+
+
+def test_a_process_that_hangs_is_given_the_time_that_is_left_and_no_second_one(fake):
+    world = World(fake, {1: WorkerCrash("a worker took more than 45 s")})
+    world.each_s = 15.0 + SLACK_S
+    world.gathering.take_until(lambda run: False, 6, 15.0)
+    assert world.num == 1
+    assert world.timeouts == [15.0 + SLACK_S]
 
 
 def test_a_deadline_that_is_over_starts_nothing(fake):
