@@ -6,9 +6,12 @@ end; the rest when there is a verdict.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
+from pcpbench.errors import CannotMeasure
 from pcpbench.gate_results import Finding, GateResult, SelfCheckResult
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, Form
 from pcpbench.records import Environment
@@ -16,7 +19,7 @@ from pcpbench.report import columns
 from pcpbench.report.csv_files import Row, header, lines, ms
 from pcpbench.report.gate_json import gate_json
 from pcpbench.report.gate_view import sentence
-from pcpbench.report.junit import junit_xml
+from pcpbench.report.junit import junit_of_error, junit_xml
 from pcpbench.report.run_dir import RESULTS
 from pcpbench.report.run_files import RunFiles
 from pcpbench.report.self_check_view import self_check_json
@@ -43,7 +46,10 @@ class _LineFiles(RunFiles):
 
 
 class GateFiles(_LineFiles):
-    """Use as a context manager: `add_lines` while it runs, then `finish_gate`."""
+    """Use as a context manager: `add_lines` while it runs, then `finish_gate`.
+
+    A gate that an error ends leaves a `junit.xml` that says so.
+    """
 
     def finish_gate(self, result: GateResult) -> None:
         """Write what the gate came to."""
@@ -59,6 +65,18 @@ class GateFiles(_LineFiles):
             wall_s=result.wall_s,
         )
         self._finished = True
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Leave a `junit.xml` also where an error ended the gate, if there is room for it."""
+        if isinstance(error, Exception) and not self._finished:
+            with suppress(CannotMeasure):
+                self._run_dir.write_text("junit.xml", junit_of_error(str(error) or repr(error)))
+        super().__exit__(kind, error, trace)
 
 
 class SelfCheckFiles(_LineFiles):

@@ -32,7 +32,7 @@ def tell_github(
     result: GateResult, environ: Mapping[str, str] = os.environ, stream: TextIO | None = None
 ) -> None:
     """Annotate and summarise, if the environment says that this is a step of GitHub Actions."""
-    if environ.get("GITHUB_ACTIONS") != "true":
+    if not _is_here(environ):
         return
     out = sys.stderr if stream is None else stream
     for line in annotation_lines(result):
@@ -45,6 +45,15 @@ def tell_github(
     except OSError as error:
         said = f"pcpbench: the step summary could not be written: {error}."
         print(printable(said), file=out)
+
+
+def tell_github_error(
+    error: Exception, environ: Mapping[str, str] = os.environ, stream: TextIO | None = None
+) -> None:
+    """Annotate an error that ended a gate without a result, if this is a step of GitHub Actions."""
+    if _is_here(environ):
+        line = f"::error title=pcpbench gate::{_data(str(error) or repr(error))}"
+        print(printable(line), file=sys.stderr if stream is None else stream, flush=True)
 
 
 def annotation_lines(result: GateResult) -> list[str]:
@@ -93,6 +102,10 @@ def markdown(result: GateResult) -> str:
     lines += ["", *(f"- accepted: {_cell(text)}" for text in accepted)]
     lines += [*(f"- {_cell(n.setting)}: {_cell(n.message)}" for n in result.notices), ""]
     return "\n".join(lines)
+
+
+def _is_here(environ: Mapping[str, str]) -> bool:
+    return environ.get("GITHUB_ACTIONS") == "true"
 
 
 def _told(finding: Finding) -> str:

@@ -23,7 +23,7 @@ from pcpbench.report.console import make_console
 from pcpbench.report.gate_files import GateFiles
 from pcpbench.report.gate_json import print_gate_json
 from pcpbench.report.gate_view import print_gate
-from pcpbench.report.github import tell_github
+from pcpbench.report.github import tell_github, tell_github_error
 from pcpbench.report.progress import Progress, make_progress
 from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
 from pcpbench.session.gathering import SLACK_S, Gathering, expected_of, failure_of, finding_of
@@ -54,7 +54,11 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResu
             "another run, or leave RUN out to have one measured now."
         )
     gate = Gate(request, settings, baseline, start)
-    result = gate.measure(compared) if run is None else gate.extend(run)
+    try:
+        result = gate.measure(compared) if run is None else gate.extend(run)
+    except Exception as error:
+        tell_github_error(error)
+        raise
     talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
     if request.json:
         print_gate_json(result)

@@ -3,6 +3,8 @@
 import csv
 import json
 import sys
+import xml.etree.ElementTree as ET
+from unittest.mock import Mock
 
 import msgspec
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import CannotMeasure
+from pcpbench.errors import CannotMeasure, UsageError
 from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.session import gate as gate_module
@@ -216,6 +218,24 @@ def test_a_judge_that_fails_stops_the_timing(world):
     world.judged = (world.fake.judged(outcome="fail", drifts=1),)
     assert world.gate() == 1
     assert world.num == 0
+
+
+@pytest.mark.parametrize("ends", ["a job that is refused", "a full disk", "a mistake of ours"])
+def test_an_error_that_ends_a_gate_is_told_to_ci_as_well(world, monkeypatch, capsys, ends):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    error, code = UsageError("scenario 'x.yaml' does not exist."), 2
+    if ends == "a full disk":
+        error, code = CannotMeasure("'out/samples.jsonl' cannot be written."), 3
+        monkeypatch.setattr(gate_module.GateFiles, "add_lines", Mock(side_effect=error))
+    elif ends == "a mistake of ours":
+        error, code = ZeroDivisionError("division by zero"), 3
+        monkeypatch.setattr(gate_module.Gate, "judge", Mock(side_effect=error))
+    else:
+        world.judged = error
+    assert world.gate() == code
+    case = ET.parse(world.path / "out" / "junit.xml").getroot().find("testsuite/testcase")
+    assert case.find("error").text == str(error)
+    assert f"::error title=pcpbench gate::{error}\n" in capsys.readouterr().err
 
 
 def test_a_judge_that_crashes_is_an_error(world):
