@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from pcpbench.cli_options import Json, Out
-from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
+from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES, SELF_CHECK_GATES
 
 
 def add_gate(app: typer.Typer) -> None:
@@ -49,7 +49,9 @@ def gate(
     max_time: Annotated[
         float | None,
         typer.Option(
-            "--max-time", help=f"Seconds for the whole gate; default {DEFAULT_MAX_TIME_S:g}."
+            "--max-time",
+            help=f"Seconds for the whole gate; default {DEFAULT_MAX_TIME_S:g}. With --self-check: "
+            f"to measure in; default {SELF_CHECK_GATES * DEFAULT_MAX_TIME_S:g}.",
         ),
     ] = None,
     processes: Annotated[

@@ -4,3 +4,5 @@ from typing import Final
 
 DEFAULT_MAX_TIME_S: Final = 75.0
 DEFAULT_PROCESSES: Final = 5
+SELF_CHECK_GATES: Final = 4
+"""A self-check measures for so many times what a gate may take."""

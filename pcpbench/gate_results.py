@@ -137,8 +137,11 @@ def exit_code_of(verdict: GateVerdict, on_undecided: str) -> int:
 class SelfCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     """What the gate can see on a machine.
 
-    rates: for each true slowdown the shares of gates that ended as `regression`, `undecided` and
-    `passed`, the first without any. smallest_called: slowdown called in 95 % of gates, as are all
+    num_baseline, num_first, num_most: processes of a gate: of its baseline, of its run at the first
+    look and at most, in gate_time_s. num_gates: cut from the num_processes that were measured, in
+    order of time; num_apart: of these, how many at most share no process. rates: for each true
+    slowdown the shares of gates that ended as `regression`, `undecided` and `passed`, the first
+    without any. smallest_called: slowdown called in 95 % of gates, as are all
     larger ones; None where none is. spreads, seen: (rule, scenario, value): the standard deviation
     of one process, and the planted slowdown as it was measured.
     """
@@ -146,17 +149,16 @@ class SelfCheckResult(msgspec.Struct, frozen=True, kw_only=True):
     num_processes: int
     num_planted: int
     num_baseline: int
+    num_first: int
     num_most: int
+    num_gates: int
+    num_apart: int
     rates: tuple[dict[str, Any], ...]
     smallest_called: float | None
     spreads: tuple[tuple[str, str, float], ...]
     planted: float
     seen: tuple[tuple[str, str, float | None], ...]
     environment: Environment
+    gate_time_s: float = 0.0
     wall_s: float = 0.0
     run_dir: str = ""
-
-    @property
-    def exit_code(self) -> int:
-        """0: it was measured; what to make of it is for people."""
-        return 0

@@ -1,8 +1,10 @@
 """What a gate can see with processes like these: false alarms, undecided gates, slowdowns called.
 
-Owns the simulation of whole gates by drawing from processes that were measured. Every gate draws a
-baseline and a run that share no process, looks as often as the real one, and decides by the same
-intervals. Reads numbers only; fixed seeds.
+Owns the cutting of whole gates from processes that were measured one after the other. Every gate is
+two stretches of them, in order of time: a baseline and a later run, so that a machine that drifts
+between the two is wrong here as often as it would be there. (Drawn by chance, the two would always
+be alike.) A gate looks as often as the real one and decides by the same intervals. Reads numbers
+only.
 """
 
 from __future__ import annotations
@@ -16,10 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcpbench.checks.gate import ALPHA
-from pcpbench.checks.shift import MIN_PROCESSES, shift_of
+from pcpbench.checks.shift import shift_of
 
-NUM_GATES: Final = 400
-SEED: Final = 20_27
+MAX_GATES: Final = 400
 CALLED: Final = 0.95
 SLOWDOWNS: Final = (
     *(0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08, 0.1),
@@ -40,7 +41,8 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 class Table(msgspec.Struct, frozen=True, kw_only=True):
     """Values of the processes measured: one row a process, one column a finding (log ratios).
 
-    limits: of each column. slowed: whether a slowdown of the candidate moves the column.
+    The rows are in order of time. limits: of each column. slowed: whether a slowdown of the
+    candidate moves the column.
     """
 
     values: Sequence[Sequence[float]]
@@ -48,40 +50,56 @@ class Table(msgspec.Struct, frozen=True, kw_only=True):
     slowed: Sequence[bool]
 
 
-def simulate(
-    table: Table,
-    slowdown: float,
-    *,
-    num_baseline: int,
-    num_first: int,
-    num_most: int,
-    num_gates: int = NUM_GATES,
-    seed: int = SEED,
-) -> Rates:
-    """Rates over `num_gates` gates; ValueError where the processes do not go round.
+class GateSize(msgspec.Struct, frozen=True, kw_only=True):
+    """How many processes a gate takes: of a baseline, of a run at its first look and at most."""
 
-    num_baseline: processes of a baseline. num_first, num_most: of a run at its first look, and when
-    its time is over.
-    """
+    num_baseline: int
+    num_first: int
+    num_most: int
+
+    def num_apart(self, num_processes: int) -> int:
+        """How many gates there are that share no process."""
+        return num_processes // (self.num_baseline + self.num_most)
+
+    def places(self, num_processes: int) -> list[tuple[int, int]]:
+        """Where baseline and run of each gate begin, in order of time.
+
+        Every baseline with every run behind it; of more than MAX_GATES so many, evenly chosen.
+        Example: 5 processes have for 2 and 2 the places (0, 2), (0, 3) and (1, 3).
+        """
+        last = num_processes - self.num_most
+        found = [
+            (baseline, run)
+            for baseline in range(last - self.num_baseline + 1)
+            for run in range(baseline + self.num_baseline, last + 1)
+        ]
+        chosen = np.linspace(0, len(found) - 1, min(len(found), MAX_GATES)).round().astype(int)
+        return [found[number] for number in chosen]
+
+
+def simulate(table: Table, slowdown: float, size: GateSize) -> Rates:
+    """Rates over all gates of a size, their runs slowed; ValueError where there is none."""
     values = np.asarray(table.values, dtype=np.float64)
-    if num_baseline + num_first > len(values) or num_first < MIN_PROCESSES:
-        raise ValueError(f"{len(values)} processes are too few for a baseline and a run")
-    num_most = min(max(num_most, num_first), len(values) - num_baseline)
     moved = np.where(np.asarray(table.slowed), math.log1p(slowdown), 0.0)
     bounds = np.log1p(np.asarray(table.limits, dtype=np.float64))
-    generator = np.random.default_rng(seed)
-    ends, sizes = [], []
-    for _ in range(num_gates):
-        drawn = values[generator.permutation(len(values))[: num_baseline + num_most]]
-        end, size = _gate(drawn[:num_baseline], drawn[num_baseline:] + moved, bounds, num_first)
-        ends.append(end)
-        sizes.append(size)
+    gates = [
+        _gate(
+            values[baseline : baseline + size.num_baseline],
+            values[run : run + size.num_most] + moved,
+            bounds,
+            size.num_first,
+        )
+        for baseline, run in size.places(len(values))
+    ]
+    if not gates:
+        raise ValueError(f"{len(values)} processes are too few for a baseline and a run")
+    ends = [end for end, _ in gates]
     return Rates(
         slowdown=slowdown,
-        regression=ends.count(1) / num_gates,
-        undecided=ends.count(0) / num_gates,
-        passed=ends.count(-1) / num_gates,
-        num_run=int(np.median(sizes)),
+        regression=ends.count(1) / len(ends),
+        undecided=ends.count(0) / len(ends),
+        passed=ends.count(-1) / len(ends),
+        num_run=int(np.median([num for _, num in gates])),
     )
 
 

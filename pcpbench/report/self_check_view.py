@@ -44,25 +44,33 @@ def print_self_check(result: SelfCheckResult, console: Console) -> None:
     )
     facts.add(
         "Simulated",
-        f"gates of a baseline of {result.num_baseline} and a run of at most {result.num_most} "
-        "processes, drawn from the first kind without drawing any twice for a gate",
+        f"{units.count(result.num_gates, 'gate')} of {result.gate_time_s:g} s, cut from the first "
+        f"kind in order of time: a baseline of {result.num_baseline} and a later run of "
+        f"{result.num_first} to {result.num_most} processes; they overlap, at most "
+        f"{result.num_apart} of them share none",
+    )
+    facts.add(
+        "Reading",
+        "a machine that drifts while this measures shows as false alarms; what changes from day to "
+        "day, or between two machines, does not show",
     )
     facts.add("Files", result.run_dir)
     facts.print(console)
 
 
 def summary(result: SelfCheckResult) -> str:
-    """False alarms, and the smallest slowdown that is called."""
+    """False alarms, of how many gates, and the smallest slowdown that is called."""
     clean = result.rates[0]
     alarms = f"{units.percent(clean['regression'])} false alarms"
     undecided = f"{units.percent(clean['undecided'])} undecided"
+    gates = f"{units.count(result.num_gates, 'gate')}, at most {result.num_apart} without overlap"
     least = result.smallest_called
     sees = (
         f"a slowdown of {100 * least:g} % is called in 95 % of gates"
         if least is not None
-        else "no slowdown up to 100 % is called in 95 % of gates: give the gate more --max-time"
+        else "no slowdown up to 100 % is called in 95 % of gates: give a gate more time"
     )
-    return f"{alarms} and {undecided} without any slowdown; {sees}."
+    return f"{alarms} and {undecided} without any slowdown ({gates}); {sees}."
 
 
 def self_check_json(result: SelfCheckResult) -> str:

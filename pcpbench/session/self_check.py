@@ -1,13 +1,16 @@
 """`pcpbench gate --self-check`: what the gate can and cannot see on this machine, now.
 
 Owns the run from fresh processes to the table of rates: it measures processes of the code as it is
-and some with a slowdown really planted, then draws whole gates from them (checks/power.py).
+and some with a slowdown really planted, then cuts whole gates from the first (checks/power.py).
+--max-time is the time for that; the gates are those of the settings that hold without it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +18,11 @@ import msgspec
 import numpy as np
 
 from pcpbench.checks.gate import value_of
-from pcpbench.checks.power import SLOWDOWNS, Rates, Table, simulate, smallest_called
+from pcpbench.checks.power import SLOWDOWNS, GateSize, Table, simulate, smallest_called
+from pcpbench.checks.shift import MIN_PROCESSES
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import CannotMeasure
+from pcpbench.errors import CannotMeasure, UsageError
+from pcpbench.gate_defaults import SELF_CHECK_GATES
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import SelfCheckResult
 from pcpbench.gate_rules import CAPTURE_TIME, Form, Rule
@@ -30,13 +35,16 @@ from pcpbench.report.self_check_view import print_self_check, print_self_check_j
 from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
 from pcpbench.session.baseline_runs import BASELINE_PROCESSES
 from pcpbench.session.gate import job_of
-from pcpbench.session.gathering import Gathering, check_sound
+from pcpbench.session.gathering import Gathering, check_sound, expected_of
 from pcpbench.session.here import measured_here
 
 PLANTED: Final = 0.05
 MAX_PROCESSES: Final = 200
+MAX_RUN: Final = 50
+"""Processes after which a simulated gate looks no further."""
 PLANTED_NAME: Final = "planted.jsonl"
-DEFAULT_TIME_S: Final = 300.0
+CLEAN_SHARE: Final = 0.75
+"""Of the time to measure, what goes into processes without a slowdown."""
 JUDGING_SHARE: Final = 0.25
 """Of a gate's time, what goes into judging before the first process is timed; a guess that only
 bounds how many processes a simulated gate may use."""
@@ -45,69 +53,93 @@ UNMOVED: Final = (CAPTURE_TIME, "launch")
 
 
 def run_self_check(request: GateRequest) -> int:
-    """Measure for --max-time (300 s where it is not given), print the rates, return 0 or 3."""
+    """Measure for --max-time (or four times a gate's), print the rates and return 0.
+
+    Raises UsageError where no rule is in percent, CannotMeasure where the time is too short for a
+    self-check or that of a gate for a verdict, and what a process ends with that breaks.
+    """
     start = time.monotonic()
     request.check()
-    settings = resolve_settings(request.options)
-    time_s = request.options.max_time_s or DEFAULT_TIME_S
+    settings = resolve_settings(msgspec.structs.replace(request.options, max_time_s=None))
+    rules = _rules(settings)
+    time_s = request.options.max_time_s or SELF_CHECK_GATES * settings.max_time_s
     job = _job(request.baseline)
     here = measured_here(job)
     with SelfCheckFiles(request.out, settings=here.settings, environment=here.environment) as files:
-        clean = _gather(files, job, SAMPLES_NAME, start + 0.75 * time_s)
+        clean = _gather(files, job, SAMPLES_NAME, start + CLEAN_SHARE * time_s)
+        size = size_of(clean.processes, settings)
         slowed = _gather(
             files,
             msgspec.structs.replace(job, slowdown=PLANTED),
             PLANTED_NAME,
             start + time_s,
+            expected_of(clean.processes),
         )
-        result = check(clean, slowed, settings, time.monotonic() - start, str(files.path))
+        result = msgspec.structs.replace(
+            check(clean, slowed, rules, size),
+            gate_time_s=settings.max_time_s,
+            wall_s=time.monotonic() - start,
+            run_dir=str(files.path),
+        )
         files.finish_check(result)
     if request.json:
         print_self_check_json(result)
     print_self_check(result, make_console(sys.stderr if request.json else None))
-    return result.exit_code
+    return 0
+
+
+def size_of(processes: Sequence[ProcessSample], settings: GateSettings) -> GateSize:
+    """How many processes a gate under these settings takes here.
+
+    Raises CannotMeasure where it would end without a verdict, or where these are too few for one.
+    """
+    if not processes:
+        raise CannotMeasure("--self-check has measured no process: give it more --max-time.")
+    each_s, time_s = expected_of(processes), settings.max_time_s
+    num_most = min(int(time_s * (1 - JUDGING_SHARE) / each_s), MAX_RUN)
+    if num_most < MIN_PROCESSES:
+        raise CannotMeasure(
+            f"a gate of {time_s:g} s has time for {num_most} processes of {each_s:.0f} s here, and "
+            f"{MIN_PROCESSES} is the least that is judged: set a longer max-time for it in "
+            "pyproject.toml or a --config file."
+        )
+    num_first = min(settings.processes, num_most)
+    size = GateSize(num_baseline=BASELINE_PROCESSES, num_first=num_first, num_most=num_most)
+    if not size.num_apart(len(processes)):
+        least_s = (BASELINE_PROCESSES + num_most) * each_s / CLEAN_SHARE
+        raise CannotMeasure(
+            f"a gate takes {BASELINE_PROCESSES} processes for its baseline and up to {num_most} "
+            f"for its run, and --self-check has measured {len(processes)}: give it --max-time "
+            f"{10 * math.ceil(least_s / 10)} or more."
+        )
+    return size
 
 
 def check(
-    clean: Measured,
-    slowed: Measured,
-    settings: GateSettings,
-    wall_s: float,
-    run_dir: str = "",
+    clean: Measured, slowed: Measured, rules: Sequence[Rule], size: GateSize
 ) -> SelfCheckResult:
-    """Rates of gates drawn from clean processes; and whether a planted slowdown shows as it should.
+    """Rates of gates cut from clean processes; and whether a planted slowdown shows as it should.
 
-    Raises CannotMeasure where there are too few processes to draw gates from.
+    Raises CannotMeasure where no rule has a value in every process.
     """
-    rules = [rule for rule in settings.rules if rule.form is Form.MORE]
     columns = [(r, s.scenario) for r in rules for s in clean.processes[0].scenarios]
     table, kept = _table(clean.processes, columns)
-    num_first = settings.processes
-    num_baseline = min(BASELINE_PROCESSES, len(clean.processes) - num_first)
-    if not kept or num_baseline < num_first // 2 + 1:
+    if not kept:
         raise CannotMeasure(
-            f"--self-check measured {len(clean.processes)} processes, too few to draw gates from: "
-            "give it more --max-time."
+            f"not every process has a value for {', '.join(rule.text for rule in rules)}: add "
+            "--fail-on tpot:2.5%."
         )
-    each_s = float(np.median([process.wall_s for process in clean.processes])) + 0.5
-    num_most = int(settings.max_time_s * (1 - JUDGING_SHARE) / each_s)
-
-    def rates(slowdown: float) -> Rates:
-        return simulate(
-            table,
-            slowdown,
-            num_baseline=num_baseline,
-            num_first=num_first,
-            num_most=num_most,
-        )
-
-    found = [rates(slowdown) for slowdown in (0.0, *SLOWDOWNS)]
+    found = [simulate(table, slowdown, size) for slowdown in (0.0, *SLOWDOWNS)]
     least = smallest_called(found[1:])
+    num = len(clean.processes)
     return SelfCheckResult(
-        num_processes=len(clean.processes),
+        num_processes=num,
         num_planted=len(slowed.processes),
-        num_baseline=num_baseline,
-        num_most=min(num_most, len(clean.processes) - num_baseline),
+        num_baseline=size.num_baseline,
+        num_first=size.num_first,
+        num_most=size.num_most,
+        num_gates=len(size.places(num)),
+        num_apart=size.num_apart(num),
         rates=tuple(msgspec.structs.asdict(rate) for rate in found),
         smallest_called=None if least is None else least.slowdown,
         spreads=tuple(
@@ -121,9 +153,18 @@ def check(
             if rule.metric not in UNMOVED
         ),
         environment=clean.environment,
-        wall_s=wall_s,
-        run_dir=run_dir,
     )
+
+
+def _rules(settings: GateSettings) -> list[Rule]:
+    """Those in percent: a ratio is what a slowdown can be planted into."""
+    rules = [rule for rule in settings.rules if rule.form is Form.MORE]
+    if not rules:
+        raise UsageError(
+            f"--self-check has no rule in percent among {', '.join(r.text for r in settings.rules)}"
+            ": add --fail-on tpot:2.5%."
+        )
+    return rules
 
 
 def _job(baseline: Path | None) -> SampleJob:
@@ -132,7 +173,9 @@ def _job(baseline: Path | None) -> SampleJob:
     return SampleJob(base="eager", candidate="full", options=EngineOptions())
 
 
-def _gather(files: SelfCheckFiles, job: SampleJob, name: str, deadline: float) -> Measured:
+def _gather(
+    files: SelfCheckFiles, job: SampleJob, name: str, deadline: float, expected_s: float = 0.0
+) -> Measured:
     run = measured_here(job)
     files.add_lines(name, samples_bytes(run))
     with make_progress() as progress:
@@ -142,7 +185,9 @@ def _gather(files: SelfCheckFiles, job: SampleJob, name: str, deadline: float) -
             progress=progress,
             write=lambda line: files.add_lines(name, line),
         )
-        gathering.take_until(lambda grown: len(grown.processes) >= MAX_PROCESSES, 0, deadline)
+        gathering.take_until(
+            lambda grown: len(grown.processes) >= MAX_PROCESSES, 0, deadline, expected_s
+        )
     check_sound(gathering.measured, "nothing can be said of this machine")
     return gathering.measured
 

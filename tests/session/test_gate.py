@@ -333,25 +333,3 @@ def test_json_is_on_stdout_and_talk_on_stderr(world, capsys):
     printed = capsys.readouterr()
     assert json.loads(printed.out) == world.found()
     assert "PASS  full vs eager" in printed.err
-
-
-def test_the_self_check_says_what_it_can_see(world, capsys, monkeypatch):
-    from pcpbench.session import self_check
-
-    sampled = world.sample
-
-    def sample(job, timeout_s):
-        world.ratio = 0.8 * (1 + job.slowdown)
-        return sampled(job, timeout_s)
-
-    monkeypatch.setattr(gathering, "sample_once", sample)
-    monkeypatch.setattr(self_check, "MAX_PROCESSES", 30)
-    assert cli.run(["gate", "--self-check", "--max-time", "300", "--json", "--out", "out"]) == 0
-    printed = capsys.readouterr()
-    found = json.loads(printed.out)
-    assert found["rates"][0]["regression"] <= 0.01
-    assert 0.02 <= found["smallest_called"] <= 0.05
-    assert all(abs(value - 0.05) < 0.01 for _, _, value in found["seen"])
-    assert "false alarms" in printed.err
-    stored = json.loads((world.path / "out" / "self-check.json").read_text(encoding="utf-8"))
-    assert stored == found
