@@ -13,6 +13,7 @@ from pcpbench.device.collectives import InProcessGroup
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
+from pcpbench.faults.passes import changed_metadata
 from pcpbench.model.mla import MLAAttention
 
 UNEVEN: Final = replace(PCP, scenario="s14-uneven-ranks")
@@ -32,11 +33,8 @@ def idle_rank_skips_gather(site: Site) -> None:
         if self.local_batch.num_tokens:
             return await forward(self, **kw)
         site.hit()
-        metadata, self.context.metadata = self.context.metadata, None
-        try:
+        with changed_metadata(self, lambda _: None):
             return await forward(self, **kw)
-        finally:
-            self.context.metadata = metadata
 
     site.wrap(Worker, "forward", faulty)
 

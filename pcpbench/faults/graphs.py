@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import numpy as np
@@ -13,10 +14,10 @@ from torch import Tensor, nn
 from pcpbench.dcp import dcp_local_lens
 from pcpbench.engine import dummy_run, microbatch
 from pcpbench.engine import worker as worker_module
-from pcpbench.engine.input_batch import InputBatch
 from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
+from pcpbench.faults.passes import changed_metadata, passes_of
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.mla import MLAAttention
 
@@ -162,7 +163,7 @@ def skip_ranks_without_context(site: Site) -> None:
     is_empty: dict[int, bool] = {}
 
     async def forward(original: Forward, self: Worker, **kw: Any) -> Tensor:
-        for batch, context in _passes(self):
+        for batch, context in passes_of(self):
             lengths = batch.num_computed_tokens_np + batch.num_scheduled_tokens
             shares = dcp_local_lens(lengths, self.dcp_size, self.dcp_rank, self.cp_interleave)
             is_empty[id(context)] = not shares.any()
@@ -180,29 +181,14 @@ def skip_ranks_without_context(site: Site) -> None:
     site.wrap(MLAAttention, "_local", local)
 
 
-def _passes(worker: Worker) -> list[tuple[InputBatch, ForwardContext]]:
-    """What a step runs through the model: the local batch, or its microbatches."""
-    halves = worker.microbatches
-    if halves is not None and halves.parts:
-        return [(p.batch, c) for p, c in zip(halves.parts, halves.contexts, strict=True)]
-    assert worker.local_batch is not None
-    return [(worker.local_batch, worker.context)]
-
-
 def _with_metadata(
     site: Site, change: Callable[[Worker, AttentionMetadata], AttentionMetadata | None]
 ) -> None:
-    """Run every forward pass on changed metadata; the worker's own stays as it is."""
+    """Run every forward pass on changed metadata."""
 
     async def forward(original: Forward, self: Worker, **kw: Any) -> Tensor:
-        metadata = self.context.metadata
-        if metadata is None:
+        with changed_metadata(self, partial(change, self)):
             return await original(self, **kw)
-        self.context.metadata = change(self, metadata)
-        try:
-            return await original(self, **kw)
-        finally:
-            self.context.metadata = metadata
 
     site.wrap(Worker, "forward", forward)
 
