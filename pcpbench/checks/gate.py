@@ -7,13 +7,14 @@ starts nothing and knows no file. The statistics are in shift.py, docs/gate.md a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Final
 
 import msgspec
 
+from pcpbench.checks.acceptances import acceptance_of
 from pcpbench.checks.shift import MIN_PROCESSES, num_needed, shift_of
 from pcpbench.gate_results import Finding, GateVerdict
 from pcpbench.gate_rules import (
@@ -75,7 +76,7 @@ def judge_gate(
     alpha = ALPHA / max(len(timed), 1)
     findings = []
     for rule in rules:
-        accepted = _accepted(rule, acceptances, case.today)
+        accepted = acceptance_of(rule, acceptances, case.today)
         if case.incomparable:
             findings.append(_no_answer(rule, "", case.incomparable))
         elif rule.metric in COUNTS:
@@ -107,32 +108,6 @@ def applicable(rules: Sequence[Rule], baseline: Side) -> tuple[tuple[Rule, ...],
     message = "left out: the baseline has no such time."
     notices = [Notice(setting=rule.text, message=message) for rule in left]
     return tuple(rule for rule in rules if rule not in left), notices
-
-
-def expired(acceptances: Iterable[Acceptance], today: date) -> tuple[Notice, ...]:
-    """Acceptances that hold no longer."""
-    return tuple(
-        Notice(
-            setting="accept",
-            message=f"{a.rule.text} was accepted until {a.until} ({a.reason}) and no longer is.",
-        )
-        for a in acceptances
-        if a.until < today
-    )
-
-
-def idle(acceptances: Iterable[Acceptance], rules: Sequence[Rule]) -> tuple[Notice, ...]:
-    """Acceptances that change nothing: of no rule that applies, or no wider than it is."""
-    told = []
-    for acceptance in acceptances:
-        accepted = acceptance.rule
-        mine = [rule for rule in rules if rule.key == accepted.key]
-        if mine and mine[0].limit < accepted.limit:
-            continue
-        why = f"{mine[0].text} allows as much" if mine else "no such rule applies, in % or in time"
-        message = f"{accepted.text} ({acceptance.reason}) accepts nothing: {why}."
-        told.append(Notice(setting="accept", message=message))
-    return tuple(told)
 
 
 def is_settled(findings: Sequence[Finding]) -> bool:
@@ -381,16 +356,6 @@ def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding
         run=share,
         accepted=accepted if verdict is GateVerdict.ACCEPTED else None,
     )
-
-
-def _accepted(rule: Rule, acceptances: Sequence[Acceptance], today: date) -> Acceptance | None:
-    """The widest acceptance of a rule that still holds, if it is wider than the rule."""
-    mine = [
-        a
-        for a in acceptances
-        if a.rule.key == rule.key and a.until >= today and a.rule.limit > rule.limit
-    ]
-    return max(mine, key=lambda a: a.rule.limit, default=None)
 
 
 def _no_answer(rule: Rule, scenario: str, why: str) -> Finding:

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from pcpbench.checks.gate import Case, Side, applicable, expired, idle, is_settled, judge_gate
+from pcpbench.checks.acceptances import expired, idle
+from pcpbench.checks.gate import Case, Side, applicable, is_settled, judge_gate
 from pcpbench.errors import CannotMeasure, MeasuredFailure, UsageError
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import Finding, GateResult

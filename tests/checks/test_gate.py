@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from pcpbench.checks.gate import Case, Side, applicable, expired, idle, is_settled, judge_gate
+from pcpbench.checks.acceptances import expired, idle
+from pcpbench.checks.gate import Case, Side, applicable, is_settled, judge_gate
 from pcpbench.gate_results import GateVerdict, exit_code_of, worst
 from pcpbench.gate_rules import effective_rules, parse_acceptance, parse_rule
 from pcpbench.gate_samples import MetricSample

@@ -72,6 +72,12 @@ def test_faults_of_microbatches_are_caught(capsys):
     assert f"{len(names)} of {len(names)} faults caught (100 %); 0 false alarms" in printed
 
 
+def test_a_fault_of_whole_passes_acts_on_the_parts_of_a_cut_step(capsys):
+    world = ["--pcp", "2", "--spec-tokens", "1", "--microbatch"]
+    assert cli.run(["faults", "run", *world, "--fault", "idle-rank-skips-gather"]) == 0
+    assert "1 of 1 fault caught" in " ".join(capsys.readouterr().out.split())
+
+
 def test_every_fault_can_be_run_with_microbatches_and_some_only_so():
     (setting,) = FaultsRequest(microbatch=True).settings(SOUND)
     assert setting == replace(SOUND.setting, microbatch=True)
