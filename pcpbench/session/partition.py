@@ -32,7 +32,7 @@ from pcpbench.report.partition_files import (
 )
 from pcpbench.report.partition_view import print_partition, print_partition_verdict
 from pcpbench.report.progress import Progress, make_progress
-from pcpbench.session.partition_parts import PartRunner, makers_of
+from pcpbench.session.partition_parts import Makers, PartRunner, makers_of
 
 COMMAND = "check-partition"
 OUT_OF_TIME = "--max-time was over; --resume goes on"
@@ -49,10 +49,8 @@ def run_partition(request: PartitionRequest) -> int:
     from pcpbench.device.environment import environment_of
 
     environment = environment_of(resolve_device("cpu"))
-    settings = request.settings
-    known: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(settings))
-    stored = {**known, "versions": dict(versions())}
-    parts = settings.parts
+    stored = _stored(request, makers)
+    parts = request.settings.parts
     for pcp, dcp in dict.fromkeys(part.ranks[:2] for part in parts):
         for each in makers:
             each.check(pcp, dcp)
@@ -100,6 +98,14 @@ def run_partition(request: PartitionRequest) -> int:
         files.finish(ended)
     _print(ended, request.json)
     return ended.outcome.exit_code
+
+
+def _stored(request: PartitionRequest, makers: Sequence[Makers]) -> dict[str, Any]:
+    """The settings as a run that goes on must have them, the target's version among them."""
+    known: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(request.settings))
+    found = [each.version for each in makers if each.version]
+    named = {"target_version": " ".join(found)} if found else {}
+    return {**known, **named, "versions": dict(versions())}
 
 
 def _check_resumed(request: PartitionRequest, stored: dict[str, Any]) -> None:

@@ -30,9 +30,13 @@ class Maker(Protocol):
 
 
 class Makers(Protocol):
-    """A target's makers, one for each world and interleave."""
+    """A target's makers, one for each world and interleave.
+
+    version: of what makes them, "" where that is pcpbench itself.
+    """
 
     name: str
+    version: str
 
     def check(self, pcp: int, dcp: int) -> None:
         """Raise UsageError for sizes whose batches this target is not expected to cut alike."""

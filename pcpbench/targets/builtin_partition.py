@@ -64,6 +64,7 @@ class BuiltinPartitions:
     """Makes the makers of worlds that come one after the other."""
 
     name = "builtin"
+    version = ""
 
     def check(self, pcp: int, dcp: int) -> None:
         """Every world is taken."""

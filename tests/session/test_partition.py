@@ -7,6 +7,8 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine.input_batch import InputBuffers
+from pcpbench.session import partition
+from pcpbench.targets.builtin_partition import BuiltinPartitions
 
 
 def check(capsys, *arguments):
@@ -190,3 +192,27 @@ def test_a_run_cannot_go_on_with_other_options(tmp_path, capsys):
     )
     assert code == 2
     assert "was made with pcp [2]" in talk
+
+
+def test_a_run_cannot_go_on_with_another_version_of_its_target(tmp_path, capsys, monkeypatch):
+    """Nor with parts of which nobody wrote down what version made them."""
+
+    class Upgraded(BuiltinPartitions):
+        name = "vllm"
+
+    monkeypatch.setattr(partition, "makers_of", lambda target: [BuiltinPartitions(), Upgraded()])
+    out = tmp_path / "run"
+    some = ("--exhaustive", "--target", "vllm", "--pcp", "1", "--tp", "1", "--max-requests", "1")
+    found = []
+    for version in ("0.31.0", "0.32.0", "0.31.0"):
+        monkeypatch.setattr(Upgraded, "version", version)
+        where = ("--resume", str(out)) if found else ("--out", str(out))
+        code, _, talk = check(capsys, *some, *where)
+        found.append(code)
+        if version == "0.32.0":
+            assert "was made with target_version 0.31.0, now 0.32.0" in talk
+    assert found == [0, 2, 0]
+    manifest = json.loads((out / "manifest.json").read_text())
+    del manifest["settings"]["target_version"]
+    (out / "manifest.json").write_text(json.dumps(manifest))
+    assert check(capsys, *some, "--resume", str(out))[0] == 2

@@ -63,6 +63,7 @@ class VllmPartitions:
 
     def __init__(self) -> None:
         self.api = vllm_api()
+        self.version = self.api.version
         self.device = torch.device("cuda" if host.has_accelerator() else "cpu")
         self.inputs = RunnerInputs(self.api, self.device)
 
