@@ -112,6 +112,7 @@ class Tally:
                 if self._is_excused(sides, name, ours, theirs):
                     known["num_missing"] += 1
                     continue
+                is_absent = ours is None or theirs is None
                 ours = ABSENT if ours is None else ours
                 theirs = ABSENT if theirs is None else theirs
                 known["num_compared"] += 1
@@ -123,7 +124,7 @@ class Tally:
                     if is_first:
                         alike.add((right, rank, name))
                     continue
-                reason = self._explain(name, sides)
+                reason = "" if is_absent else self._explain(name, sides)
                 what = "num_explained" if reason else "num_different"
                 known[what] += 1
                 counts[what] += 1

@@ -200,6 +200,8 @@ def _is_vllms_cut(name: str, sides: Sides) -> bool:
     part = name.rpartition(".")[0]
     fields: Any = sides.fields(VLLM)
     rows, total = fields[f"{part}.row_index"], fields["num_reqs_after_padding"]
+    if not len(rows):
+        return False
     if part == "ubatch1":
         wanted = total - int(rows[0])
     else:  # a cut behind the last real token takes one row with it

@@ -335,10 +335,10 @@ class Trial:
                 forced = None
             try:
                 arm.execute(step, forced, drafts[number])
+                record = arm.record(step, self.plan.scenario)
             except MeasuredFailure as error:
                 yield broken_by_poison(clean[number], poison, error)
                 return
-            record = arm.record(step, self.plan.scenario)
             view = kv_view(arm)
             rows = live.written_rows(step, view)
             written = self._written[arm.label][number]

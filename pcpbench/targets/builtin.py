@@ -150,15 +150,16 @@ class BuiltinArm:
     def record(self, step: StepPlan, scenario: str) -> StepRecord:
         """Host copies of what the last step left behind, with the buffers that have moved."""
         output = self._last()
-        moved = moved_buffers(self.engine, output.decision.descriptor)
-        return record_step(
-            self.engine,
-            output,
-            step,
-            arm=self.label,
-            scenario=scenario,
-            address_changes=moved,
-        )
+        with engine_errors():
+            moved = moved_buffers(self.engine, output.decision.descriptor)
+            return record_step(
+                self.engine,
+                output,
+                step,
+                arm=self.label,
+                scenario=scenario,
+                address_changes=moved,
+            )
 
     def taps(self) -> tuple[TapRecord, ...]:
         """Intermediate results of the last step, rank after rank; nothing without taps."""
@@ -227,7 +228,7 @@ class BuiltinArm:
             return None
         with engine_errors():
             again = self.engine.compute_again(output, step)
-        return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
+            return record_step(self.engine, again, step, arm=self.label, scenario=scenario)
 
     def previous_outputs(self) -> list[tuple[NDArray[Any], NDArray[Any]]]:
         """(sampled, logits) of each rank of the step before the last one, read now."""

@@ -72,6 +72,16 @@ def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, monkeypatch):
     assert fields == {"slot_mappings"}
 
 
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_what_vllm_raises_is_a_failure_with_its_place(tmp_path, capsys, scenario, monkeypatch):
+    from pcpbench.targets.vllm.cuts import Cut
+
+    monkeypatch.setattr(Cut, "parts", lambda self, batch: {}["no slice"])
+    code, _, talk = compare(capsys, scenario, tmp_path / "run", "--pcp", "2")
+    assert code == 1
+    assert "the engine raised KeyError: 'no slice'" in talk
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

@@ -109,6 +109,57 @@ def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):
                 assert np.array_equal(left[name], right[name]), name
 
 
+def broken_method(monkeypatch, owner, name, spoil):
+    """Have spoil change what a method of vLLM's returns."""
+    sound = getattr(owner, name)
+
+    def broken(self, *args, **named):
+        found = sound(self, *args, **named)
+        return spoil(found)
+
+    monkeypatch.setattr(owner, name, broken)
+
+
+def of_slot_7(batch):
+    batch.idx_mapping_np = np.full_like(batch.idx_mapping_np, 7)
+    return batch
+
+
+def test_rows_of_a_request_that_the_batch_lacks_are_a_difference(makers, monkeypatch):
+    broken_method(monkeypatch, makers.api.PCPManager, "partition_batch", of_slot_7)
+    found = tally_of(makers, [parse_case(CASES[0])])
+    assert "row_req_index" in {difference.field for difference in found.differences}
+
+
+def raising(*args, **named):
+    raise AssertionError("a share of nothing")
+
+
+@pytest.mark.parametrize("name", ["dcp_local_seq_lens", "function"])
+def test_what_vllm_raises_behind_the_partition_is_a_difference(makers, monkeypatch, name):
+    """A share of lengths, and slices of microbatches; an assert there refuses no batch."""
+    case = parse_case("pcp=2 dcp=2 tp=1 interleave=2 NONE ubatches=2: p9@3+2#2 d1@5#0")
+    monkeypatch.setattr(type(makers.api), name, raising)
+    found = tally_of(makers, [case])
+    (difference, *_) = found.differences
+    assert difference.field == "refusal"
+    assert "AssertionError: a share of nothing" in difference.right_value
+
+
+def test_a_batch_that_has_to_be_refused_is_not_by_any_error(makers, monkeypatch):
+    monkeypatch.setattr(makers.api.PCPManager, "partition_batch", lambda *args: {}["no room"])
+    found = tally_of(makers, [parse_case(CASES[4])])
+    assert "KeyError: 'no room'" in found.differences[0].right_value
+
+
+def test_a_part_that_vllm_does_not_make_is_a_difference(makers, monkeypatch):
+    from pcpbench.targets.vllm.cuts import Cut
+
+    broken_method(monkeypatch, Cut, "parts", lambda parts: parts[:1])
+    found = tally_of(makers, [parse_case(CASES[0])])
+    assert "ubatch1.num_reqs_after_padding" in {each.field for each in found.differences}
+
+
 def test_a_wrong_restore_index_in_vllm_is_reported(makers, monkeypatch):
     manager = makers.api.PCPManager
     original = manager._build_batch_layout

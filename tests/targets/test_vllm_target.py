@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -164,6 +165,21 @@ def test_what_vllm_raises_is_a_result_with_its_place(bench, api, monkeypatch):
     assert result.outcome is Outcome.FAIL
     assert contracts(result) == {"C0"}
     assert "IndexError: row 7" in result.violations[0].message
+
+
+def test_a_row_of_a_request_that_the_batch_lacks_breaks_a_contract(bench, api, monkeypatch):
+    sound = api.PCPManager.partition_batch
+
+    def of_slot_0(self, *args):
+        prepared = sound(self, *args)
+        prepared.idx_mapping_np = np.zeros_like(prepared.idx_mapping_np)  # as yet nobody's
+        return prepared
+
+    one = bench("eager", base="reference", num_steps=2, pcp=2)
+    monkeypatch.setattr(api.PCPManager, "partition_batch", of_slot_0)
+    result = one.run()
+    assert "C7" in contracts(result)
+    assert any("request #-1" in violation.message for violation in result.violations)
 
 
 def test_steps_are_arranged_as_vllm_sorts_them(api):

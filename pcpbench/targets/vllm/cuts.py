@@ -14,6 +14,7 @@ import torch
 from pcpbench.engine.host_copies import host_copy
 from pcpbench.partition_results import Value, padding_rows
 from pcpbench.targets.builtin import BuiltinArm
+from pcpbench.targets.engine_errors import engine_errors
 from pcpbench.targets.vllm.api import VllmApi
 from pcpbench.targets.vllm.worker import VllmWorker
 
@@ -68,13 +69,17 @@ class Cutter:
             self._cuts.append(Cut(worker.api, rows, dcp, worker.device))
 
     def parts(self) -> list[list[dict[str, Value]]]:
-        """The fields as [rank][microbatch]; nothing for a rank that has not two tokens."""
+        """The fields as [rank][microbatch]; nothing for a rank that has not two tokens.
+
+        Raises EngineError for what vLLM raises.
+        """
         found = []
-        for worker, cut in zip(self._workers, self._cuts, strict=True):
-            # With experts vLLM's flags are those of all PCP ranks' rows: this rank's are cut.
-            flags = worker.local_batch.is_padding if worker.local_batch is not None else None
-            batch = replace(worker.prepared_batch, is_padding=flags)
-            found.append(cut.parts(batch) if batch.num_tokens_after_padding > 1 else [])
+        with engine_errors():
+            for worker, cut in zip(self._workers, self._cuts, strict=True):
+                # With experts vLLM's flags are those of all PCP ranks' rows: this rank's are cut.
+                flags = worker.local_batch.is_padding if worker.local_batch is not None else None
+                batch = replace(worker.prepared_batch, is_padding=flags)
+                found.append(cut.parts(batch) if batch.num_tokens_after_padding > 1 else [])
         return found
 
 

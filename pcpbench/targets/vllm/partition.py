@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from pcpbench.engine.host_copies import host_copy
-from pcpbench.errors import PcpbenchError, UsageError
+from pcpbench.errors import EngineError, UsageError
 from pcpbench.partition_cases import (
     BLOCK_SIZE,
     CAPTURE_SIZES,
@@ -40,6 +40,7 @@ from pcpbench.partition_results import (
     broken_outputs,
     read_columns,
 )
+from pcpbench.targets.engine_errors import engine_errors
 from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
 from pcpbench.targets.vllm.cuts import Cut
@@ -140,13 +141,12 @@ class VllmPartition:
     def _outputs(self, case: PartitionCase) -> PartitionOutputs:
         whole = self._is_whole(case)
         try:
-            if case.requests != self._staged:
-                self._stage(case, whole)
-            if case.pcp == 1:  # where the runner itself pads, it prepares every case
-                self._batch = self._inputs.whole(case.requests, case.descriptor)
-        except PcpbenchError:
-            raise
-        except Exception as error:
+            with engine_errors():
+                if case.requests != self._staged:
+                    self._stage(case, whole)
+                if case.pcp == 1:  # where the runner itself pads, it prepares every case
+                    self._batch = self._inputs.whole(case.requests, case.descriptor)
+        except EngineError as error:
             self._staged = ()
             return broken_outputs(self.world.size, error)
         for tables in self._tables:
@@ -224,13 +224,31 @@ class _Rank:
         self._cut = Cut(self.api, NUM_SLOTS * 2, self.dcp, owner.device)
 
     def outputs(self, case: PartitionCase, whole: Any, is_whole: bool) -> dict[str, Value]:
-        """Everything that the rank's forward pass would be given, or that it refused the batch."""
+        """Everything that the rank's forward pass would be given, or that it refused the batch.
+
+        An error that is no refusal is one of its own text, which no other maker has.
+        """
         try:
-            batch, tables, slots = self._prepare(case, whole)
-        except REFUSALS:
-            return {"refusal": REFUSED}
-        except Exception as error:
-            return {"refusal": f"{type(error).__name__}: {error}"}
+            with engine_errors():
+                prepared = self._prepare(case, whole)
+        except EngineError as error:
+            is_refusal = isinstance(error.__cause__, REFUSALS)
+            return {"refusal": REFUSED if is_refusal else str(error)}
+        try:
+            with engine_errors():
+                return self._read(case, *prepared, is_whole)
+        except EngineError as error:
+            return {"refusal": str(error)}
+
+    def _read(
+        self,
+        case: PartitionCase,
+        batch: Any,
+        tables: tuple[Tensor, ...],
+        slots: Tensor,
+        is_whole: bool,
+    ) -> dict[str, Value]:
+        """The fields of a batch that was taken, and of its microbatches."""
         local = self.shares.of(
             batch.seq_lens, batch.num_reqs, batch.num_reqs_after_padding, is_whole
         )
@@ -333,11 +351,14 @@ def _fields(batch: Any) -> dict[str, Value]:
 
 
 def _rows(case: PartitionCase, batch: Any) -> dict[str, Value]:
-    """What the host knows of each real row; rows name their request by its slot."""
+    """What the host knows of each real row; rows name their request by its slot.
+
+    A row of a slot that the case has no request in is of request -1.
+    """
     count = batch.num_reqs
     place = {request.slot: at for at, request in enumerate(case.requests)}
-    request = np.array([place[int(slot)] for slot in batch.idx_mapping_np[:count]])
-    on_device = [place[int(slot)] for slot in batch.idx_mapping[:count].tolist()]
+    request = np.array([place.get(int(slot), -1) for slot in batch.idx_mapping_np[:count]])
+    on_device = [place.get(int(slot), -1) for slot in batch.idx_mapping[:count].tolist()]
     computed = np.array([r.num_computed_tokens for r in case.requests])[request]
     begins = np.array(batch.num_computed_tokens_np[:count])
     return {

@@ -161,11 +161,13 @@ def local_rows(local: Any, whole: Any) -> tuple[IntArray, IntArray]:
 
     vLLM keeps no such list after a partition; its batch says which slot a row is of and how many
     tokens of the request lie before it. A rank with nothing to do has one row of no tokens, of
-    request 0, whose start is -1 as in pcpbench's own.
+    request 0, whose start is -1 as in pcpbench's own. A row of a slot that the global batch lacks
+    has row -1, which the judge accuses.
     """
     row_of = {int(slot): row for row, slot in enumerate(whole.idx_mapping_np)}
     count = local.num_reqs
-    rows = np.array([row_of[int(slot)] for slot in local.idx_mapping_np[:count]], dtype=np.int64)
+    slots = local.idx_mapping_np[:count]
+    rows = np.array([row_of.get(int(slot), -1) for slot in slots], dtype=np.int64)
     starts = local.num_computed_tokens_np[:count] - whole.num_computed_tokens_np[rows]
     if local.num_tokens == 0:
         starts = np.full(count, -1)
