@@ -34,14 +34,22 @@ def test_a_step_that_raises_fails_and_names_arm_step_and_place(bench, monkeypatc
     assert "in off_by_one" in found.message
 
 
+def test_a_record_that_cannot_be_taken_is_the_engines_doing(bench, monkeypatch):
+    trial = bench("s2-capture-edges")
+    monkeypatch.setattr("pcpbench.targets.builtin.record_step", off_by_one)
+    (found,) = trial.run().violations
+    assert (found.contract, found.step) == ("C0", 0)
+    assert "IndexError" in found.message
+
+
 def test_a_capture_that_raises_is_exit_1_without_a_traceback(monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(PCPManager, "prepare_inputs_to_capture", off_by_one)
     arguments = "compare eager full --scenario s2-capture-edges --repetitions 0"
     assert cli.run(arguments.split()) == 1
-    talk = capsys.readouterr().err
-    assert "the engine raised IndexError" in talk
-    assert "Traceback" not in talk
+    captured = capsys.readouterr()
+    assert "the engine raised IndexError" in " ".join(captured.out.split())
+    assert "Traceback" not in captured.out + captured.err
 
 
 @pytest.mark.parametrize(
