@@ -33,12 +33,16 @@ class Probe(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One worker process of an engine. runner: class of its model runner."""
+    """One worker process of an engine.
+
+    runner: class of its model runner. cudagraph_mode: what its graph manager came up with.
+    """
 
     rank: int
     runner: str
     pcp_manager: bool
     pcp_size: int
+    dcp_size: int
     cudagraph_mode: str
 
 

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pcpbench.checks.budgets import logit_gap_allowed
-from pcpbench.engine_results import ArmRun, Flip, Generated
+from pcpbench.engine_results import ArmRun, Flip, Generated, WorkerInfo
 
 Row = NDArray[np.float64]
 
@@ -32,13 +32,16 @@ Row = NDArray[np.float64]
 class Ordered:
     """What an arm was to do.
 
-    output_lens: tokens to generate, by request. num_ranks, pcp_size: of its world. replays: runtime
-    modes, such as FULL, of which each must have served a step. fault: name of what was planted.
+    output_lens: tokens to generate, by request. num_ranks, pcp_size, dcp_size: of its world.
+    cudagraph_mode: vLLM's name. replays: runtime modes, such as FULL, of which each must have
+    served a step. fault: name of what was planted.
     """
 
     output_lens: dict[str, int]
     num_ranks: int
     pcp_size: int
+    dcp_size: int = 1
+    cudagraph_mode: str = "NONE"
     replays: tuple[str, ...] = ()
     fault: str = ""
 
@@ -69,13 +72,7 @@ def why_not_as_asked(run: ArmRun, order: Ordered) -> list[str]:
     arm = run.arm
     if len(run.workers) != order.num_ranks:
         return [f"{arm}: {len(run.workers)} workers told of themselves, not {order.num_ranks}"]
-    found = []
-    for worker in run.workers:
-        if worker.pcp_size != order.pcp_size or worker.pcp_manager != (order.pcp_size > 1):
-            found.append(
-                f"{arm}: rank {worker.rank} runs with PCP size {worker.pcp_size} "
-                f"({'a' if worker.pcp_manager else 'no'} PCP manager), not {order.pcp_size}"
-            )
+    found = [f"{arm}: {why}" for worker in run.workers for why in _unlike_ordered(worker, order)]
     for counts in run.judged.workers:
         if not counts.steps:
             found.append(f"{arm}: rank {counts.rank} executed no step")
@@ -93,6 +90,25 @@ def why_not_as_asked(run: ArmRun, order: Ordered) -> list[str]:
             found.append(f"{arm}: ran graphs though it is eager: {_in_words(counts.modes)}")
     if order.fault and not sum(counts.faulted for counts in run.judged.workers):
         found.append(f"{arm}: the planted fault {order.fault} never acted, so this proves nothing")
+    return found
+
+
+def _unlike_ordered(worker: WorkerInfo, order: Ordered) -> list[str]:
+    """What a worker is that the arm is not."""
+    found = []
+    if worker.pcp_size != order.pcp_size or worker.pcp_manager != (order.pcp_size > 1):
+        found.append(
+            f"rank {worker.rank} runs with PCP size {worker.pcp_size} "
+            f"({'a' if worker.pcp_manager else 'no'} PCP manager), not {order.pcp_size}"
+        )
+    if worker.dcp_size != order.dcp_size:
+        found.append(f"rank {worker.rank} runs with DCP size {worker.dcp_size}, not "
+                     f"{order.dcp_size}")  # fmt: skip
+    if worker.cudagraph_mode != order.cudagraph_mode:
+        found.append(
+            f"rank {worker.rank} came up with cudagraph_mode {worker.cudagraph_mode}, not "
+            f"{order.cudagraph_mode}"
+        )
     return found
 
 

@@ -145,6 +145,13 @@ def _steps(row: ArmResult) -> str:
     counts = row.counts
     modes = ", ".join(f"{count} {mode}" for mode, count in counts.modes.items())
     text = f"{row.arm}: {units.count(counts.steps, 'step')} ({modes or 'none dispatched'})"
+    total = sum(counts.modes.values())
+    shares = [
+        f"{units.percent(count / total)} as {mode}"
+        for mode, count in counts.modes.items()
+        if mode != "NONE"
+    ]
+    text += f"; {' and '.join(shares)}" if shares else ""
     if not counts.partitioned:
         return text
     text += (

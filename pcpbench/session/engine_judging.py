@@ -67,6 +67,8 @@ class Verdict:
             output_lens=self._lens,
             num_ranks=arm.num_ranks,
             pcp_size=arm.pcp,
+            dcp_size=arm.dcp,
+            cudagraph_mode=arm.cudagraph_mode,
             replays=arm.replays,
             fault=self._fault if arm.pcp > 1 else "",
         )

@@ -28,7 +28,7 @@ class Told:
     def __init__(self, ranks=1, pcp=1, modes=None, timed=1):
         self.workers = [
             {"rank": r, "runner": "Runner", "pcp_manager": pcp > 1, "pcp_size": pcp,
-             "cudagraph_mode": "NONE"}
+             "dcp_size": 1, "cudagraph_mode": "FULL_DECODE_ONLY" if modes else "NONE"}
             for r in range(ranks)
         ]  # fmt: skip
         steps = sum((modes or {"NONE": 9}).values())
@@ -232,6 +232,17 @@ def test_ranks_that_are_not_there_are_told(told):
 def test_a_world_that_is_not_the_one_ordered_is_told(told):
     told.eager.workers[1].update(pcp_size=1, pcp_manager=False)
     not_compared(told, "eager: rank 1 runs with PCP size 1 (no PCP manager), not 2")
+
+
+def test_a_dcp_size_that_was_dropped_is_told(told):
+    told.eager.workers[1]["dcp_size"] = 2
+    not_compared(told, "eager: rank 1 runs with DCP size 2, not 1")
+
+
+def test_graphs_of_another_mode_are_not_the_arm_asked_for(told):
+    told.full.workers[1]["cudagraph_mode"] = "FULL_AND_PIECEWISE"
+    words = "full: rank 1 came up with cudagraph_mode FULL_AND_PIECEWISE, not FULL_DECODE_ONLY"
+    not_compared(told, words)
 
 
 def test_steps_past_the_pcp_manager_are_told(told):

@@ -33,12 +33,16 @@ class Manager:
 class Worker(watch.EngineWatch):
     def __init__(self, manager):
         dispatch = SimpleNamespace(
-            dispatch=lambda *args: SimpleNamespace(cg_mode=SimpleNamespace(name="FULL"))
+            dispatch=lambda *args: SimpleNamespace(cg_mode=SimpleNamespace(name="FULL")),
+            cudagraph_mode=SimpleNamespace(name="PIECEWISE"),
         )
         self.model_runner = SimpleNamespace(
             execute_model=self.step, cudagraph_manager=dispatch, pcp_manager=manager
         )
-        self.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=None))
+        self.vllm_config = SimpleNamespace(
+            compilation_config=SimpleNamespace(cudagraph_mode=SimpleNamespace(name="FULL")),
+            parallel_config=SimpleNamespace(decode_context_parallel_size=2),
+        )
 
     def step(self, output, **settings):
         self.model_runner.cudagraph_manager.dispatch()
@@ -63,6 +67,14 @@ def test_steps_are_counted_by_what_was_done_with_them():
     expected = {"steps": 1, "partitioned": 1, "mixed": 1, "continued": 1, "uneven": 1, "empty": 0}
     assert {name: counts[name] for name in expected} == expected
     assert counts["modes"] == {"FULL": 1}
+
+
+def test_a_worker_tells_what_it_is_and_not_what_was_asked_for():
+    worker = Worker(Manager())
+    told = worker.pcpbench_watch("")
+    assert (told["pcp_size"], told["dcp_size"], told["cudagraph_mode"]) == (2, 2, "PIECEWISE")
+    worker.model_runner.dcp_size = 1
+    assert worker.pcpbench_watch("")["dcp_size"] == 1
 
 
 def test_counts_begin_anew_each_time():

@@ -31,12 +31,17 @@ class EngineWatch:
         _count_dispatch(getattr(runner, "cudagraph_manager", None), counts)
         manager = getattr(runner, "pcp_manager", None)
         _count_partitions(manager, counts, FAULTS[fault] if fault else None)
-        mode = getattr(self.vllm_config.compilation_config, "cudagraph_mode", None)
+        config = self.vllm_config
+        graphs = getattr(runner, "cudagraph_manager", None)  # what came of the mode asked for
+        mode = getattr(graphs, "cudagraph_mode", config.compilation_config.cudagraph_mode)
         return {
             "rank": int(getattr(self, "rank", 0)),
             "runner": f"{type(runner).__module__}.{type(runner).__qualname__}",
             "pcp_manager": manager is not None,
             "pcp_size": int(getattr(manager, "pcp_world_size", 1)),
+            "dcp_size": int(
+                getattr(runner, "dcp_size", config.parallel_config.decode_context_parallel_size)
+            ),
             "cudagraph_mode": getattr(mode, "name", str(mode)),
         }
 

@@ -47,7 +47,8 @@ class Manager:
 
 
 class Runner:
-    def __init__(self, size):
+    def __init__(self, size, dcp_size):
+        self.dcp_size = dcp_size
         self.pcp_manager = Manager(size) if size > 1 else None
         self.cudagraph_manager = SimpleNamespace(
             dispatch=lambda *args: SimpleNamespace(cg_mode=SimpleNamespace(name="NONE"))
@@ -66,10 +67,13 @@ class Runner:
 
 
 class Worker(engine_watch.EngineWatch):
-    def __init__(self, rank, size):
-        self.rank, self.model_runner = rank, Runner(size)
+    def __init__(self, rank, size, dcp_size):
+        self.rank, self.model_runner = rank, Runner(size, dcp_size)
         mode = SimpleNamespace(name="NONE")
-        self.vllm_config = SimpleNamespace(compilation_config=SimpleNamespace(cudagraph_mode=mode))
+        self.vllm_config = SimpleNamespace(
+            compilation_config=SimpleNamespace(cudagraph_mode=mode),
+            parallel_config=SimpleNamespace(decode_context_parallel_size=dcp_size),
+        )
 
 
 class SamplingParams(SimpleNamespace):
@@ -81,8 +85,9 @@ class LLM:
         print("the engine talks on stdout")
         size = settings["prefill_context_parallel_size"]
         self.is_cut = size > 1
+        dcp_size = settings["decode_context_parallel_size"]
         self.workers = [
-            Worker(rank, size) for rank in range(size * settings["tensor_parallel_size"])
+            Worker(rank, size, dcp_size) for rank in range(size * settings["tensor_parallel_size"])
         ]
         if self.is_cut and "child" in WORDS:
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
