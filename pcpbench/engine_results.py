@@ -162,6 +162,7 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     num_equal: tokens equal to the twin's at the same place; num_requests_equal: whole generations.
     num_rows: rows of log-probabilities compared: of each request up to its first differing token.
     max_dlogprob: largest difference over them, limit: the budget of that row; dlogprob_at: where.
+    median_dlogprob: largest difference of the middle row, median_limit: the budget of that row.
     top1_agreement: share of these rows whose likeliest token is the twin's. max_kl: largest
     KL(twin || arm) in nats. counts: of the judged generation, of rank 0. tpot, ttft: over requests
     and timed generations. tpot_ratio, ttft_ratio: to the base arm; None unless all passed.
@@ -183,6 +184,8 @@ class ArmResult(msgspec.Struct, frozen=True, kw_only=True):
     max_dlogprob: float | None = None
     limit: float | None = None
     dlogprob_at: str = ""
+    median_dlogprob: float | None = None
+    median_limit: float | None = None
     top1_agreement: float | None = None
     max_kl: float | None = None
     flips: tuple[Flip, ...] = ()

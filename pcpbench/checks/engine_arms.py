@@ -12,6 +12,10 @@ more than d, that log does not either, so a log-probability moves by at most 2 d
 of 1e-4 x rms and an rms of 3 that is 6e-4. The rms is that of the twin's row about its mean, which
 is not larger than the logits' own. A token may flip within that: two candidates 5e-4 apart can
 change places, two that are 0.3 apart cannot.
+
+In 16 bits that is wide: 1.8 in bfloat16, below which most rows have their two likeliest tokens. So
+the middle row, too, has a limit (budgets.py), 0.37: noise that lets it through flips one token in
+17, where noise within the worst row's limit alone flips one in five.
 """
 
 from __future__ import annotations
@@ -22,10 +26,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pcpbench.checks.budgets import logit_gap_allowed
+from pcpbench.checks.budgets import logit_gap_allowed, typical_gap_allowed
 from pcpbench.engine_results import ArmRun, Flip, Generated, WorkerInfo
 
 Row = NDArray[np.float64]
+
+MIN_COMPARED = 0.5
+"""Share of the output tokens that must be compared for an arm to count as compared."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +59,13 @@ class Tokens:
 
     num_equal: int = 0
     num_requests_equal: int = 0
+    num_tokens: int = 0
     num_rows: int = 0
     max_dlogprob: float | None = None
     limit: float | None = None
     dlogprob_at: str = ""
+    median_dlogprob: float | None = None
+    median_limit: float | None = None
     num_same_top: int = 0
     max_kl: float | None = None
     flips: tuple[Flip, ...] = ()
@@ -65,6 +75,19 @@ class Tokens:
     def top1_agreement(self) -> float | None:
         """Share of compared rows whose likeliest token is the twin's."""
         return self.num_same_top / self.num_rows if self.num_rows else None
+
+    @property
+    def why_too_few(self) -> str:
+        """Why this is too little to be called a comparison, "" where it is not."""
+        if not self.num_rows:
+            return "nothing of it could be compared"
+        if self.num_rows >= MIN_COMPARED * self.num_tokens:
+            return ""
+        return (
+            f"only {self.num_rows} of {self.num_tokens} output tokens were compared, less than "
+            f"{MIN_COMPARED:.0%}, since the others lie behind their request's first differing "
+            "token: use --dtype float32, in which fewer tokens differ, or another --seed"
+        )
 
 
 def why_not_as_asked(run: ArmRun, order: Ordered) -> list[str]:
@@ -194,8 +217,10 @@ def compare_tokens(twin: ArmRun, run: ArmRun, kind: str, dtype: str) -> Tokens:
     told = Tokens()
     flips: list[Flip] = []
     failures: list[str] = []
+    rows: list[tuple[float, float, float]] = []
     theirs = {each.request: each for each in twin.judged.requests}
     for mine in run.judged.requests:
+        told.num_tokens += len(mine.tokens)
         other = theirs[mine.request]
         told.num_equal += sum(a == b for a, b in zip(other.tokens, mine.tokens, strict=True))
         flip_at = _first_difference(other.tokens, mine.tokens)
@@ -207,10 +232,19 @@ def compare_tokens(twin: ArmRun, run: ArmRun, kind: str, dtype: str) -> Tokens:
         last = len(mine.tokens) - 1 if flip_at is None else flip_at
         for index in range(last + 1):
             why = _add_row(told, other, mine, index, kind, dtype)
+            rows.append(_typical(_row(other, index), _row(mine, index), kind, dtype))
             if why and not failures:
                 failures.append(f"{run.arm}: {why}")
         if flip_at is not None:
             flips.append(_flip(other, mine, flip_at, kind, dtype))
+    if rows:
+        _, drift, limit = sorted(rows)[len(rows) // 2]
+        told.median_dlogprob, told.median_limit = drift, limit
+        if drift > limit and not failures:
+            failures.append(
+                f"{run.arm}: half of the {len(rows)} rows have a log-probability that is as far "
+                f"from the twin's as {drift:.3g} (at most {limit:.3g} in the middle row)"
+            )
     told.flips, told.failures = tuple(flips), tuple(failures)
     return told
 
@@ -231,6 +265,12 @@ def _add_row(
     if drift <= limit:
         return ""
     return f"{where}: a log-probability is {drift:.3g} from the twin's (at most {limit:.3g})"
+
+
+def _typical(twin: Row, own: Row, kind: str, dtype: str) -> tuple[float, float, float]:
+    """(drift / limit, drift, limit) of one row, its limit that of the middle row."""
+    drift, limit = _drift(twin, own), typical_gap_allowed(kind, dtype, _rms(twin))
+    return (drift / limit if limit else float(drift > 0.0), drift, limit)
 
 
 def _flip(other: Generated, mine: Generated, index: int, kind: str, dtype: str) -> Flip:

@@ -42,6 +42,8 @@ ENGINE: Final = (
     Column("max_dlogprob", "nat", "largest difference of a log-probability over them"),
     Column("dlogprob_limit", "nat", "what the budget allows in that row"),
     Column("dlogprob_at", "", "whose row it is"),
+    Column("median_dlogprob", "nat", "largest difference of a log-probability of the middle row"),
+    Column("median_dlogprob_limit", "nat", "what the budget allows in that row"),
     Column("top1_agreement", "", "share of these rows whose likeliest token is the twin's"),
     Column("max_kl", "nat", "largest KL divergence of the next-token distribution from the twin's"),
     Column("num_flips", "", "generations with a token that differs from the twin's"),

@@ -102,6 +102,8 @@ def engine_csv_row(result: EngineResult, row: ArmResult) -> Row:
         "max_dlogprob": row.max_dlogprob,
         "dlogprob_limit": row.limit,
         "dlogprob_at": row.dlogprob_at,
+        "median_dlogprob": row.median_dlogprob,
+        "median_dlogprob_limit": row.median_limit,
         "top1_agreement": row.top1_agreement,
         "max_kl": row.max_kl,
         "num_flips": len(row.flips),

@@ -163,9 +163,15 @@ def _steps(row: ArmResult) -> str:
 
 def _compared(row: ArmResult) -> str:
     where = f", the largest difference at {row.dlogprob_at}" if row.dlogprob_at else ""
+    middle = (
+        f"; {units.small(row.median_dlogprob)} in the middle row "
+        f"(at most {units.small(row.median_limit)})"
+        if row.median_dlogprob is not None
+        else ""
+    )
     return (
         f"{row.arm} against {row.twin}: {row.num_rows} of {row.num_tokens} rows of "
-        f"log-probabilities{where}"
+        f"log-probabilities{where}{middle}"
     )
 
 

@@ -53,8 +53,8 @@ class Verdict:
             if arm.twin is not None and not {arm.label, arm.twin} & broken:
                 tokens = compare_tokens(runs[arm.twin], run, arm.kind, self._dtype)
                 failures += _token_failures(tokens)
-                if not tokens.num_rows:
-                    unlike.append(f"{arm.label}: nothing of it could be compared")
+                if tokens.why_too_few:
+                    unlike.append(f"{arm.label}: {tokens.why_too_few}")
             failures += [] if own else unlike_again(run, arm.kind, self._dtype)[:1]
             rows.append(_row(arm, run, tokens))
         self._conclude(failures, unlike, rows)
@@ -123,6 +123,8 @@ def _row(arm: EngineArm, run: ArmRun, tokens: Tokens) -> ArmResult:
         max_dlogprob=tokens.max_dlogprob,
         limit=tokens.limit,
         dlogprob_at=tokens.dlogprob_at,
+        median_dlogprob=tokens.median_dlogprob,
+        median_limit=tokens.median_limit,
         top1_agreement=tokens.top1_agreement,
         max_kl=tokens.max_kl,
         flips=tokens.flips,

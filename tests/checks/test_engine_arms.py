@@ -149,6 +149,49 @@ def test_half_precision_has_a_wider_budget(told):
     assert judge(told, dtype="bfloat16").outcome is Outcome.PASS
 
 
+def noisy(told, scale):
+    """Every row of the candidate is off by normal noise, no token for it."""
+    rng = np.random.default_rng(3)
+    for name, rows in told.full.rows.items():
+        for index, mine in enumerate(rows):
+            mine += rng.standard_normal(VOCAB) * scale
+            told.full.tokens[name][index] = told.eager.tokens[name][index]
+            mine[told.full.tokens[name][index]] = mine.max() + 1e-3
+
+
+def test_noise_that_no_row_is_too_far_for_is_too_much_for_the_middle_row(told):
+    noisy(told, 0.2)
+    (row,) = failed(told, "full: half of the 7 rows", dtype="bfloat16").rows[2:]
+    assert row.max_dlogprob < row.limit
+    assert row.median_dlogprob > row.median_limit
+    assert not row.flips
+
+
+def test_noise_of_sixteen_bits_passes(told):
+    noisy(told, 0.02)
+    (row,) = judge(told, dtype="bfloat16").rows[2:]
+    assert 0.02 < row.median_dlogprob < row.median_limit < row.limit / 2
+
+
+def test_the_middle_row_has_the_limit_of_every_row_in_float32(told):
+    told.full.rows["p1"][2] += 1e-4
+    row = judge(told).rows[2]
+    assert row.median_dlogprob == 0.0
+    assert row.median_limit == pytest.approx(2e-4 * 3, rel=0.4)
+
+
+def test_an_arm_of_which_less_than_half_was_compared_is_not_compared(told):
+    for name in LENGTHS:
+        for arm in ("reference", "eager", "full"):
+            rows = getattr(told, arm).rows[name][0]
+            first, second = np.argsort(rows)[[-1, -2]]
+            rows[second] = rows[first] - 1e-5
+        told.full.flip(name, 0, 1e-5)
+    words = "full: only 2 of 7 output tokens were compared, less than 50%"
+    verdict = not_compared(told, words, "use --dtype float32")
+    assert not any(flip.why for flip in verdict.rows[2].flips)
+
+
 def test_a_flip_at_a_tie_is_explained_and_what_follows_is_not_compared(told):
     for name in ("reference", "eager", "full"):  # all hold the two tokens 1e-5 apart
         rows = getattr(told, name).rows["p0"][1]

@@ -24,6 +24,7 @@ def shown():
             arm="full", twin="reference", kind="padding", num_ranks=2, pcp_size=2, num_requests=2,
             cudagraph_mode="FULL_AND_PIECEWISE", num_tokens=9, num_rows=9, num_equal=9,
             counts=StepCounts(rank=0, steps=sum(modes.values()), modes=modes), init_s=1.0,
+            max_dlogprob=0.2, limit=1.2, median_dlogprob=0.1, median_limit=0.375,
         )  # fmt: skip
         settings = {
             "model": "random", "dtype": "float32", "prefill_context_parallel_size": 2,
@@ -47,3 +48,7 @@ def test_the_share_of_steps_that_replayed_a_graph_is_told(shown):
     told = shown({"FULL": 1, "NONE": 31, "PIECEWISE": 8})
     assert "full: 40 steps (1 FULL, 31 NONE, 8 PIECEWISE); 2.5 % as FULL and 20.0 % as PIEC" in told
     assert " as NONE" not in shown({"NONE": 9})
+
+
+def test_the_middle_row_is_told_with_its_limit(shown):
+    assert "9 of 9 rows of log-probabilities; 0.1 in the middle row (at most 0.375)" in shown({})

@@ -34,7 +34,7 @@ def test_a_sound_engine_passes_and_leaves_all_files(compare):
     rows = list(csv.DictReader((path / "summary.csv").open()))
     assert [row["arm"] for row in rows] == ["reference", "eager"]
     assert [row["role"] for row in rows] == ["base", "candidate"]
-    assert float(rows[1]["max_dlogprob"]) == 0.0
+    assert float(rows[1]["max_dlogprob"]) == float(rows[1]["median_dlogprob"]) == 0.0
     assert rows[1]["num_rows_compared"] == rows[1]["num_output_tokens"]
     assert rows[1]["steps_partitioned"] == rows[1]["num_steps"] != "0"
     assert int(rows[1]["steps_uneven"]) > 0
@@ -69,7 +69,14 @@ def test_a_token_that_flips_at_a_tie_is_explained(compare):
     assert code == 0
     assert "parted at a tie that the budget explains" in out
     assert ": explained" in out
-    assert "eager against reference: 12 of 147 rows" in out
+    assert "eager against reference: 84 of 147 rows" in out
+
+
+def test_a_run_in_which_nearly_all_lies_behind_a_flip_is_not_compared(compare):
+    code, out, _, path = compare("tie=1e-4,at-once")
+    assert code == 3
+    assert "eager: only 12 of 147 output tokens were compared, less than 50%" in out
+    assert json.loads((path / "manifest.json").read_text())["outcome"] == "not compared"
 
 
 def test_log_probabilities_that_are_no_numbers_are_a_fault(compare):

@@ -2,8 +2,9 @@
 
 FAKE_VLLM says what goes wrong in the arm with context parallelism, words with commas between them:
 `raise`, `die`, `hang` (all while it starts), `die-later`, `drift=X` (all rows), `tie=X` (the two
-likeliest tokens are X apart and change places), `nan` (in every row), `never-cut` (no step goes
-through the PCP manager), `child` (leaves a process behind).
+likeliest tokens are X apart and change places, from each request's seventh token on), `at-once`
+(from its first), `nan` (in every row), `never-cut` (no step goes through the PCP manager), `child`
+(leaves a process behind).
 """
 
 import os
@@ -117,7 +118,7 @@ class LLM:
                 worker.model_runner.execute_model(
                     SimpleNamespace(total_num_scheduled_tokens=num_tokens)
                 )
-            row = self._row(context)
+            row = self._row(context, "tie" in WORDS and (number > 5 or "at-once" in WORDS))
             tokens.append(int(row.argmax()))
             rows.append({t: SimpleNamespace(logprob=float(v)) for t, v in enumerate(row)})
             context.append(tokens[-1])
@@ -127,10 +128,10 @@ class LLM:
             outputs=[SimpleNamespace(token_ids=tokens, logprobs=logprobs)], metrics=stats
         )
 
-    def _row(self, context):
+    def _row(self, context, is_tie):
         logits = np.random.default_rng(context).standard_normal(VOCAB) * 3.0
         first, second = np.argsort(logits)[[-1, -2]]
-        if "tie" in WORDS:
+        if is_tie:
             gap = float(WORDS["tie"])
             logits[second] = logits[first] - gap
             if self.is_cut:
