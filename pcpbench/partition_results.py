@@ -6,7 +6,7 @@ neither an engine nor vLLM.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -24,6 +24,8 @@ UNREAD: Final = -2
 """Stands in a block table where the contract has nobody read: past a row's last block."""
 
 REFUSED: Final = "refused"
+
+NOT_ALIKE: Final = "not the same on all ranks"
 
 ORACLE: Final = "oracle"
 
@@ -45,6 +47,12 @@ def broken_outputs(num_ranks: int, error: Exception) -> PartitionOutputs:
     """Of a maker that could not even make the global batch: an error on every rank."""
     told = f"{type(error).__name__}: {error}"
     return PartitionOutputs(ranks=tuple({"refusal": told} for _ in range(num_ranks)))
+
+
+def alike(values: Iterable[int]) -> Value:
+    """What all ranks say, or that they do not say the same."""
+    found = set(values)
+    return found.pop() if len(found) == 1 else NOT_ALIKE
 
 
 class PartitionDifference(msgspec.Struct, frozen=True, kw_only=True):

@@ -16,7 +16,7 @@ from pcpbench.checks.partition_fields import expected_fields, expected_part
 from pcpbench.checks.partition_known import VLLM, dispatch_reason, field_reason
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.partition_results import PartitionOutputs, Value, rank_fields
+from pcpbench.partition_results import PartitionOutputs, Value, alike, rank_fields
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import IntArray, StepRecord
 
@@ -82,10 +82,9 @@ class StepJudge:
         for rank, expected in zip(record.ranks, self._whole.ranks, strict=True):
             read = [_lengths(group, rank.num_reqs) for group in expected.block_ids]
             ranks.append(rank_fields(rank, read))
-        first = record.ranks[0]
         step: dict[str, Value] = {
-            "dispatch_num_reqs": first.dispatch_num_reqs,
-            "dispatch_num_tokens": first.dispatch_num_tokens,
+            "dispatch_num_reqs": alike(rank.dispatch_num_reqs for rank in record.ranks),
+            "dispatch_num_tokens": alike(rank.dispatch_num_tokens for rank in record.ranks),
             "descriptor": descriptor,
         }
         return PartitionOutputs(ranks=tuple(ranks), step=step)

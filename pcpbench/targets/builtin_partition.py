@@ -45,6 +45,7 @@ from pcpbench.partition_cases import (
     token_at,
 )
 from pcpbench.partition_results import (
+    NOT_ALIKE,
     REFUSED,
     PartitionOutputs,
     Value,
@@ -167,8 +168,8 @@ class BuiltinPartition:
         first = replace(self._counts[0], num_ubatches=1)
         same = all(replace(counts, num_ubatches=1) == first for counts in self._counts)
         fields: dict[str, Value] = {
-            "dispatch_num_reqs": first.num_reqs if same else "not the same on all ranks",
-            "dispatch_num_tokens": first.num_tokens if same else "not the same on all ranks",
+            "dispatch_num_reqs": first.num_reqs if same else NOT_ALIKE,
+            "dispatch_num_tokens": first.num_tokens if same else NOT_ALIKE,
             **self._candidates,
         }
         for name, dispatcher in self._dispatchers.items():

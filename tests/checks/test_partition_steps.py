@@ -33,6 +33,7 @@ class Steps:
         for step in plan.steps:
             self.judge.advance(step, NONE_FOUND)
         self.expected = self.judge.expect(FULL_2)
+        self.record = kit.good_record(plan, plan.steps[-1], setup, self.judge._whole, FULL_2)
 
     def tally(self, **made):
         tally = Tally("test", self.judge.explain, may_lack)
@@ -78,6 +79,16 @@ def test_the_dispatch_of_vllms_runner_is_known_and_every_other_is_not(steps):
         "descriptor",
     }
     assert len(steps.tally(builtin=known).differences) == 2
+
+
+def test_counts_of_every_rank_are_looked_at(steps, kit):
+    for name in ("dispatch_num_reqs", "dispatch_num_tokens"):
+        assert steps.judge.outputs(steps.record, "").step[name] == 2
+        odd = kit.change_rank(steps.record, 1, **{name: 4})
+        made = steps.judge.outputs(odd, FULL_2.label).step
+        assert made[name] == "not the same on all ranks"
+        found = steps.tally(vllm=replace(steps.expected, step=made))
+        assert [difference.field for difference in found.differences] == [name]
 
 
 def test_parts_of_a_rank_are_put_beside_its_batch(steps):

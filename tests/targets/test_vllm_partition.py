@@ -152,6 +152,20 @@ def test_a_batch_that_has_to_be_refused_is_not_by_any_error(makers, monkeypatch)
     assert "KeyError: 'no room'" in found.differences[0].right_value
 
 
+def test_counts_for_dispatch_are_asked_of_every_rank(makers, monkeypatch):
+    manager = makers.api.PCPManager
+    sound = manager.get_num_tokens_for_dispatch
+    monkeypatch.setattr(
+        manager,
+        "get_num_tokens_for_dispatch",
+        lambda self, *args: sound(self, *args) + (self.pcp_rank == 1),
+    )
+    found = tally_of(makers, [parse_case(CASES[0])])
+    (difference,) = found.differences
+    assert difference.field == "dispatch_num_tokens"
+    assert difference.right_value == "not the same on all ranks"
+
+
 def test_a_part_that_vllm_does_not_make_is_a_difference(makers, monkeypatch):
     from pcpbench.targets.vllm.cuts import Cut
 

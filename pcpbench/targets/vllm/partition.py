@@ -37,6 +37,7 @@ from pcpbench.partition_results import (
     REFUSED,
     PartitionOutputs,
     Value,
+    alike,
     broken_outputs,
     read_columns,
 )
@@ -172,12 +173,16 @@ class VllmPartition:
         uniform, has_prefill = self._inputs.uniform_token_count(requests, case.pcp > 1)
         longest = max(request.num_scheduled_tokens for request in requests)
         num_reqs, num_tokens = largest_rank(requests, self.world)
+        counts = [num_tokens]
         if case.pcp > 1:
             lengths = np.array([r.num_scheduled_tokens for r in requests], dtype=np.int32)
             prefilling = np.array([r.is_prefilling for r in requests])
-            manager = self.ranks[0].manager
-            num_tokens = int(manager.get_num_tokens_for_dispatch(lengths, prefilling))
-        fields: dict[str, Value] = {"dispatch_num_tokens": num_tokens}
+            counts = [
+                int(rank.manager.get_num_tokens_for_dispatch(lengths, prefilling))
+                for rank in self.ranks
+            ]
+            num_tokens = counts[0]
+        fields: dict[str, Value] = {"dispatch_num_tokens": alike(counts)}
         for name, dispatcher in self._dispatchers.items():
             fields[f"candidates[{name}]"] = dispatcher.candidates
             for kind, rows, count in (
