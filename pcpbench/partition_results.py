@@ -36,11 +36,12 @@ class PartitionOutputs:
 
     ranks: field -> value for each rank, in rank order. step: the same for what belongs to no rank.
     A rank that refused the batch has the field `refusal` alone: REFUSED, or the error that nobody
-    expects.
+    expects. is_composed: put together from rows that the maker worked on before.
     """
 
     ranks: tuple[Mapping[str, Value], ...]
     step: Mapping[str, Value] = field(default_factory=dict)
+    is_composed: bool = False
 
 
 def broken_outputs(num_ranks: int, error: Exception) -> PartitionOutputs:

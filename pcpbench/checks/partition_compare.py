@@ -27,8 +27,8 @@ KEPT = 20
 Explain = Callable[[str, "Sides"], str]
 """(field, both sides) -> why they have to differ, "" where nobody knows."""
 
-MayLack = Callable[[str, str], bool]
-"""(maker, field) -> whether the maker has no such thing to give."""
+MayLack = Callable[[str, str, bool], bool]
+"""(maker, field, whether its batch was composed) -> whether it has no such thing to give."""
 
 ABSENT = "absent"
 
@@ -57,7 +57,7 @@ class Tally:
     """What the comparisons of one part of the work come to."""
 
     def __init__(
-        self, name: str, explain: Explain, may_lack: MayLack = lambda maker, name: False
+        self, name: str, explain: Explain, may_lack: MayLack = lambda maker, name, composed: False
     ) -> None:
         self.name, self._explain, self._may_lack = name, explain, may_lack
         self._groups: dict[str, dict[str, int]] = {}
@@ -148,8 +148,9 @@ class Tally:
         self, sides: Sides, name: str, ours: Value | None, theirs: Value | None
     ) -> bool:
         """Whether a field is absent on a side that has nothing of the kind to give."""
-        return (ours is None and self._may_lack(sides.left, name)) or (
-            theirs is None and self._may_lack(sides.right, name)
+        return any(
+            value is None and self._may_lack(maker, name, sides.outputs[maker].is_composed)
+            for maker, value in ((sides.left, ours), (sides.right, theirs))
         )
 
     def _is_kept(self, reason: str) -> bool:

@@ -52,19 +52,21 @@ LAST_PART_PADS: Final = (
 
 
 NOT_OFFERED: Final = {
-    VLLM: re.compile(
-        r"dispatch_num_reqs|ubatch\d\.(slot_mappings|block_tables\.\d+|dcp_local_seq_lens)"
-        r"|pcp\..+"
-    ),
+    VLLM: re.compile(r"dispatch_num_reqs|ubatch\d\.(slot_mappings|block_tables\.\d+)|pcp\..+"),
     "builtin": re.compile(r"pcp\..+"),
 }
 """What a maker has nothing of. vLLM: rows of the largest rank, and slices of tables and slots of
-microbatches under context parallelism; DCP lengths of microbatches come from a kernel, which is run
-on some of the batches only; `pcp.` is what vLLM 0.33 carries of whole requests, 0.32 in part."""
+microbatches under context parallelism; `pcp.` is what vLLM 0.33 carries of whole requests, 0.32 in
+part."""
+
+NOT_COMPOSED: Final = re.compile(r"ubatch\d\.dcp_local_seq_lens")
+"""What comes from a kernel that a batch put together from rows is not run through."""
 
 
-def may_lack(maker: str, name: str) -> bool:
+def may_lack(maker: str, name: str, is_composed: bool) -> bool:
     """Whether a maker has no such field to give; any other that is absent is a difference."""
+    if maker == VLLM and is_composed and NOT_COMPOSED.fullmatch(name):
+        return True
     return maker in NOT_OFFERED and NOT_OFFERED[maker].fullmatch(name) is not None
 
 

@@ -132,6 +132,17 @@ def test_what_vllm_has_no_function_for_is_counted_as_missing(field):
     assert (count.num_compared, count.num_missing) == (1, 1)
 
 
+def test_what_a_composed_batch_does_not_run_is_missing_there_and_nowhere_else():
+    field = "ubatch1.dcp_local_seq_lens"
+    assert not tally_of(CASE, vllm=replace(without(field), is_composed=True)).differences
+    for maker, outputs in (
+        ("vllm", without(field)),
+        ("vllm", replace(without("ubatch1.seq_lens"), is_composed=True)),
+        ("builtin", replace(without(field), is_composed=True)),
+    ):
+        assert len(tally_of(CASE, **{maker: outputs}).differences) == 1
+
+
 @pytest.mark.parametrize("field", ["slot_mappings", "dcp_local_seq_lens", "ubatch0.seq_lens"])
 def test_what_vllm_has_to_give_is_a_difference_when_it_does_not(field):
     assert [d.field for d in tally_of(CASE, vllm=without(field)).differences] == [field]

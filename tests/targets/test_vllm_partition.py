@@ -166,6 +166,22 @@ def test_counts_for_dispatch_are_asked_of_every_rank(makers, monkeypatch):
     assert difference.right_value == "not the same on all ranks"
 
 
+@pytest.mark.parametrize("whole", [True, False])
+def test_shares_of_microbatches_must_be_there_where_their_kernel_runs(makers, monkeypatch, whole):
+    from pcpbench.targets.vllm import partition
+
+    def lose(parts):
+        for part in parts:
+            part.pop("dcp_local_seq_lens", None)
+        return parts
+
+    case = parse_case("pcp=2 dcp=2 tp=1 interleave=2 NONE ubatches=2: p9@3+2#2 d1@5#0")
+    monkeypatch.setattr(partition, "is_whole", lambda case: whole)
+    broken_method(monkeypatch, partition.Cut, "parts", lose)
+    names = {difference.field for difference in tally_of(makers, [case]).differences}
+    assert names == ({f"ubatch{n}.dcp_local_seq_lens" for n in (0, 1)} if whole else set())
+
+
 def test_a_part_that_vllm_does_not_make_is_a_difference(makers, monkeypatch):
     from pcpbench.targets.vllm.cuts import Cut
 

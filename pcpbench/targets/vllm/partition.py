@@ -153,7 +153,7 @@ class VllmPartition:
         for tables in self._tables:
             tables.is_whole = whole
         ranks = tuple(rank.outputs(case, self._batch, whole) for rank in self.ranks)
-        return PartitionOutputs(ranks=ranks, step=self._step)
+        return PartitionOutputs(ranks=ranks, step=self._step, is_composed=not whole)
 
     def _stage(self, case: PartitionCase, whole: bool) -> None:
         """The global batch, which all modes of one batch of requests share, and its dispatch."""
