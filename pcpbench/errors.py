@@ -5,7 +5,8 @@
     |  `- ScenarioError      a scenario file that cannot be used                  exit 2
     |- CannotMeasure         this machine or run cannot give an answer            exit 3
     |  |- DeviceMissing      no such device, or its graph backend is not there    exit 3
-    |  `- NothingCompared    no steps, no common outputs, an arm that never ran   exit 3
+    |  |- NothingCompared    no steps, no common outputs, an arm that never ran   exit 3
+    |  `- NothingToDamage    a fault of what the code at hand does not have      exit 3
     `- MeasuredFailure       the thing measured broke its contract                exit 1
        |- EngineError        the engine raised something of its own             exit 1
        |- CaptureError       the code under capture did what a graph cannot hold  exit 1
@@ -47,6 +48,10 @@ class DeviceMissing(CannotMeasure):
 
 class NothingCompared(CannotMeasure):
     """A comparison that would have been about nothing."""
+
+
+class NothingToDamage(CannotMeasure):
+    """A fault cannot be planted: the installed code does not have what it damages."""
 
 
 class MeasuredFailure(PcpbenchError):

@@ -16,8 +16,8 @@ class Verdict(Enum):
     CAUGHT: an expected finding was there. MISNAMED: the run failed, by other findings only.
     ESCAPED: the run passed. QUIET, ACCUSED: of an entry that must not be reported, and was not, or
     was. CRASHED: the engine raised what is no finding. NOT_TRIGGERED: the injection never acted.
-    NOT_RUN: the world or scenario asked for lacks what the fault needs. UNUSABLE: an installed
-    package brings an entry that cannot be run.
+    NOT_RUN: the world or scenario asked for, or the installed code, lacks what the fault needs.
+    UNUSABLE: an installed package brings an entry that cannot be run.
     """
 
     CAUGHT = "caught"

@@ -29,7 +29,7 @@ NARROW: Final = 60
 
 NO_VERDICT_WORDS: Final[dict[Verdict, Callable[[int], str]]] = {
     Verdict.NOT_TRIGGERED: lambda number: f"{number} never acted where it was run",
-    Verdict.NOT_RUN: lambda number: f"{number} cannot be in the world that was asked for",
+    Verdict.NOT_RUN: lambda number: f"{number} cannot be where it was to be run",
     Verdict.UNUSABLE: lambda number: f"{number} cannot be used",
 }
 

@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import CannotMeasure, UsageError
+from pcpbench.errors import CannotMeasure, NothingToDamage, UsageError
 from pcpbench.faults.fault import Fault, Setting, Site
 from pcpbench.faults.registry import catalogue, source_of
 from pcpbench.results import Outcome, ScenarioResult
@@ -63,6 +63,8 @@ def planted(fault: Fault, site: Site) -> Iterator[None]:
     try:
         guard = fault.inject(site)
         guard.__enter__()
+    except NothingToDamage as error:
+        raise NothingToDamage(f"the fault {fault.name} cannot be planted: {error}.") from error
     except Exception as error:
         raise _broken(fault, "planted", error) from error
     try:

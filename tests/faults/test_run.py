@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pcpbench import cli
+from pcpbench.errors import NothingToDamage
 from pcpbench.fault_results import CleanRun, FaultRun, FaultsResult, Verdict
 from pcpbench.faults import registry
 from pcpbench.faults.fault import Setting, planted
@@ -100,6 +101,20 @@ def test_an_injection_that_breaks_is_a_crash_and_the_next_one_still_runs(monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert any("`broken`" in line and line.endswith("| crashed |") for line in lines)
     assert any(f"`{SOUND.name}`" in line and line.endswith("| caught |") for line in lines)
+
+
+def test_a_fault_that_the_code_at_hand_cannot_have_is_not_run(monkeypatch, capsys):
+    def absent(site):
+        raise NothingToDamage("captures of this version set no context")
+
+    fault = replace(SOUND, name="absent", inject=planted(absent))
+    assert run_with(monkeypatch, fault, SOUND, arguments=["--json"]) == 0
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [run["verdict"] for run in runs] == ["not run", "caught"]
+    words = "the fault absent cannot be planted: captures of this version set no context."
+    assert runs[0]["detail"] == words
+    assert run_with(monkeypatch, fault) == 3
+    assert "1 cannot be where it was to be run" in " ".join(capsys.readouterr().out.split())
 
 
 def never(site):

@@ -10,6 +10,7 @@ import torch
 
 from pcpbench import cli
 from pcpbench.device.backends import resolve_backend
+from pcpbench.errors import NothingToDamage
 from pcpbench.faults.fault import Site
 from pcpbench.faults.vllm import FAULTS
 from pcpbench.modes import ARM_MODES
@@ -73,9 +74,20 @@ def test_every_entry_has_its_place_in_this_vllm_and_is_taken_out_again(api, faul
     engine = engine_of(fault.setting)
     site = Site({} if fault.at_capture else {"full": engine}, api)
     before = code(api), buffers(engine)
-    with fault.inject(site):
-        assert site._undo  # it has found what it wraps or replaces
+    try:
+        with fault.inject(site):
+            assert site._undo  # it has found what it wraps or replaces
+    except NothingToDamage as error:
+        pytest.skip(str(error))
     assert (code(api), buffers(engine)) == before
+
+
+def test_a_generation_whose_captures_set_no_context_has_no_such_fault(api, monkeypatch):
+    """As 0.31 and 0.32, whose cudagraph_utils lacks the name."""
+    monkeypatch.delattr(api.modules["cudagraph_utils"], "set_dummy_context", raising=False)
+    (fault,) = [fault for fault in FAULTS if fault.name == "captured-without-dcp-context"]
+    with pytest.raises(NothingToDamage, match=rf"vllm {api.version} set no dummy context"):
+        fault.inject(Site({}, api)).__enter__()
 
 
 def test_faults_are_caught_and_told_in_the_same_words(api, three, capsys):

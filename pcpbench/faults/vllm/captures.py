@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from pcpbench.errors import NothingToDamage
 from pcpbench.faults.fault import Site
 from pcpbench.faults.graphs import skip_ranks_without_context
 from pcpbench.faults.vllm.worlds import DCP, entry
@@ -74,7 +75,13 @@ def captured_without_context(site: Site) -> None:
     def no_context(_: Callable[..., None], *args: Any, **named: Any) -> None:
         site.hit()
 
-    site.wrap(site.api.modules["cudagraph_utils"], "set_dummy_context", no_context)
+    module = site.api.modules["cudagraph_utils"]
+    if not hasattr(module, "set_dummy_context"):  # as in 0.31 and 0.32
+        raise NothingToDamage(
+            f"the captures of vllm {site.api.version} set no dummy context in {module.__name__}, "
+            "as 0.33 does"
+        )
+    site.wrap(module, "set_dummy_context", no_context)
     skip_ranks_without_context(site)
 
 
