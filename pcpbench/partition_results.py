@@ -281,6 +281,22 @@ def rank_fields(record: RankRecord, num_blocks: Sequence[Sequence[int]]) -> dict
     return fields
 
 
+def batch_fields(batch: Any) -> dict[str, Value]:
+    """What the host knows of a rank's rows. batch: an InputBatch of either engine."""
+    fields: dict[str, Value] = {
+        name: np.array(getattr(batch, name)[: batch.num_reqs])
+        for name in (
+            "num_scheduled_tokens",
+            "num_computed_tokens_np",
+            "prefill_len_np",
+            "is_prefilling_np",
+        )
+    }
+    fields["query_start_loc_np"] = np.array(batch.query_start_loc_np)
+    fields["seq_lens_cpu_upper_bound"] = batch.seq_lens_cpu_upper_bound.numpy().copy()
+    return fields
+
+
 def _part_fields(part: MicrobatchRecord, num_blocks: Sequence[Sequence[int]]) -> dict[str, Value]:
     count = part.num_reqs
     fields: dict[str, Value] = {

@@ -7,6 +7,7 @@ oracle_microbatch.py).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -53,6 +54,42 @@ def expected_fields(
         restore[rank.gathered_token[writers]] = writers
         fields["hidden_restore_idx"] = restore
     return fields
+
+
+class Request(Protocol):
+    """What the host knows of a request."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens before this step."""
+
+    @property
+    def prefill_len(self) -> int:
+        """Tokens known when it was admitted."""
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens of its prompt are left."""
+
+
+def expected_rows(rank: RankExpectation, requests: Sequence[Request]) -> dict[str, Value]:
+    """What the host knows of each row; a rank with nothing to do has request 0 without tokens."""
+    rows = [(row.req_index, row.start, row.num_tokens) for row in rank.rows] or [(0, 0, 0)]
+    behind = [requests[at] for at, _, _ in rows]
+    starts = [request.num_computed_tokens for request in behind]
+    begins = [c + start for c, (_, start, _) in zip(starts, rows, strict=True)]
+    bound = np.zeros(rank.num_reqs_after_padding, dtype=np.int64)
+    bound[: len(rows)] = rank.seq_lens[: len(rows)]
+    if not rank.rows:
+        bound[0] = 0
+    return {
+        "num_scheduled_tokens": np.array([count for _, _, count in rows]),
+        "num_computed_tokens_np": np.array(begins),
+        "prefill_len_np": np.array([request.prefill_len for request in behind]),
+        "is_prefilling_np": np.array([request.is_prefilling for request in behind]),
+        "query_start_loc_np": rank.query_start_loc,
+        "seq_lens_cpu_upper_bound": bound,
+    }
 
 
 def expected_part(

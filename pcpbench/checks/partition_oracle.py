@@ -17,7 +17,7 @@ from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import Oracle, RankExpectation, StepExpectation
 from pcpbench.checks.oracle_microbatch import cut_expectation
 from pcpbench.checks.oracle_tables import TokenFeed, dcp_share
-from pcpbench.checks.partition_fields import expected_fields, expected_part
+from pcpbench.checks.partition_fields import expected_fields, expected_part, expected_rows
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_cases import (
@@ -57,7 +57,7 @@ def expected_outputs(case: PartitionCase) -> PartitionOutputs:
         for index, part in enumerate(parts):
             own = expected_part(rank, part.ranks[rank.rank], index, (num_columns(case.dcp),))
             fields |= {f"ubatch{index}.{name}": value for name, value in own.items()}
-        fields |= _row_fields(case, rank)
+        fields |= expected_rows(rank, case.requests)
         if case.pcp > 1:
             fields |= _request_fields(case, rank)
         found.append(fields)
@@ -142,26 +142,6 @@ def plan_of(requests: Sequence[CaseRequest], dcp: int) -> tuple[ScenarioPlan, St
         vocab_size=VOCAB_SIZE,
     )
     return plan, step, feed
-
-
-def _row_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:
-    """What the host knows of each row; a rank with nothing to do has request 0 without tokens."""
-    rows = [(row.req_index, row.start, row.num_tokens) for row in rank.rows] or [(0, 0, 0)]
-    requests = [case.requests[at] for at, _, _ in rows]
-    starts = [request.num_computed_tokens for request in requests]
-    begins = [c + start for c, (_, start, _) in zip(starts, rows, strict=True)]
-    bound = np.zeros(rank.num_reqs_after_padding, dtype=np.int64)
-    bound[: len(rows)] = rank.seq_lens[: len(rows)]
-    if not rank.rows:
-        bound[0] = 0
-    return {
-        "num_scheduled_tokens": np.array([count for _, _, count in rows]),
-        "num_computed_tokens_np": np.array(begins),
-        "prefill_len_np": np.array([request.prefill_len for request in requests]),
-        "is_prefilling_np": np.array([request.is_prefilling for request in requests]),
-        "query_start_loc_np": rank.query_start_loc,
-        "seq_lens_cpu_upper_bound": bound,
-    }
 
 
 def _request_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Value]:

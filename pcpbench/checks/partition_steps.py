@@ -7,19 +7,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from pcpbench.checks.contract_dispatch import smallest_covering
 from pcpbench.checks.oracle import Oracle, StepExpectation
 from pcpbench.checks.oracle_microbatch import cut_expectation
 from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.partition_compare import Sides
-from pcpbench.checks.partition_fields import expected_fields, expected_part
+from pcpbench.checks.partition_fields import expected_fields, expected_part, expected_rows
 from pcpbench.checks.partition_known import VLLM, dispatch_reason, field_reason
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
-from pcpbench.partition_results import PartitionOutputs, Value, alike, rank_fields
+from pcpbench.partition_results import ORACLE, PartitionOutputs, Value, alike, rank_fields
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import IntArray, StepRecord
 
+BUILTIN = "builtin"
+
+BELIEFS = ("num_computed_tokens_np", "seq_lens_cpu_upper_bound")
+"""Fields in which the host may take rejected drafts for computed."""
+
+LATE_HOST = (
+    "the built-in engine's host takes all drafts of a request's last step for accepted, and learns "
+    "better one step later (C17); vLLM has it from the scheduler"
+)
 WHOLE_COUNT = (
     "vLLM's runner hands dispatch the number of requests of the global batch, not the rows of the "
     "largest rank"
@@ -36,11 +47,15 @@ class StepJudge:
         self._oracle, self._setup, self._feed = Oracle(plan), setup, TokenFeed()
         self._num_columns = num_columns
         self._step: StepPlan | None = None
+        self._late: dict[str, int] = {}
         self._whole: StepExpectation | None = None
 
     def advance(self, step: StepPlan, drafts: IntArray) -> None:
         """Enter the next step. drafts: its draft tokens, request after request."""
         self._oracle.advance(step)
+        last = () if self._step is None else self._step.scheduled
+        self._late |= {request.req_id: request.num_rejected_tokens for request in last}
+        self._late |= {request.req_id: 0 for request in step.new_requests}
         self._feed.advance(step)
         self._feed.draft(step, drafts)
         self._step = step
@@ -57,7 +72,7 @@ class StepJudge:
         ranks = []
         for rank in whole.ranks:
             fields = expected_fields(rank, whole, self._num_columns)
-            del_not_recorded(fields)
+            fields |= expected_rows(rank, self._step.scheduled)
             for index, part in enumerate(parts):
                 own = expected_part(rank, part.ranks[rank.rank], index, self._num_columns)
                 fields |= {f"ubatch{index}.{name}": value for name, value in own.items()}
@@ -92,7 +107,11 @@ class StepJudge:
     def explain(self, name: str, sides: Sides) -> str:
         """Why vLLM's value has to differ in the step at hand, "" where nobody can say."""
         whole, step = self._whole, self._step
-        if sides.right != VLLM or whole is None or step is None:
+        if whole is None or step is None:
+            return ""
+        if name in BELIEFS and self._is_late_host(name, sides):
+            return LATE_HOST
+        if sides.right != VLLM:
             return ""
         pcp, found = self._setup.world.pcp_size, sides.fields(VLLM)
         if name == "dispatch_num_reqs":
@@ -102,10 +121,28 @@ class StepJudge:
             return dispatch_reason(found[name], whole, candidates, pcp, step.scheduled)
         return field_reason(name, sides, pcp, step.scheduled[0].num_computed_tokens)
 
+    def _is_late_host(self, name: str, sides: Sides) -> bool:
+        """Rows of the built-in engine are further than the other side's by what was rejected."""
+        assert self._whole is not None
+        assert self._step is not None
+        if BUILTIN not in (sides.left, sides.right) or sides.rank is None:
+            return False
+        rank, scheduled = self._whole.ranks[sides.rank], self._step.scheduled
+        right = np.asarray(sides.fields(ORACLE)[name])
+        late = np.zeros_like(right)
+        for row, at in enumerate([row.req_index for row in rank.rows]):
+            late[row] = self._late.get(scheduled[at].req_id, 0)
+        if not rank.rows and name == BELIEFS[0]:  # its row of no tokens is of request 0
+            late[0] = self._late.get(scheduled[0].req_id, 0)
+        wanted = {side: right + late if side == BUILTIN else right
+                  for side in (sides.left, sides.right)}  # fmt: skip
+        return all(np.array_equal(sides.fields(side)[name], wanted[side]) for side in wanted)
 
-def del_not_recorded(fields: dict[str, Value]) -> None:
-    """Leave out what records do not hold: it follows from the write mask and the restore index."""
-    fields.pop("padded_gather_idx", None)
+
+def with_rows(outputs: PartitionOutputs, rows: Sequence[Mapping[str, Value]]) -> PartitionOutputs:
+    """The same with what the host knows of each rank's rows."""
+    ranks = [{**fields, **own} for fields, own in zip(outputs.ranks, rows, strict=True)]
+    return PartitionOutputs(ranks=tuple(ranks), step=outputs.step)
 
 
 def with_parts(

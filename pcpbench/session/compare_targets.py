@@ -17,7 +17,7 @@ import numpy as np
 
 from pcpbench.checks.partition_compare import Tally
 from pcpbench.checks.partition_known import may_lack
-from pcpbench.checks.partition_steps import StepJudge, with_parts
+from pcpbench.checks.partition_steps import StepJudge, with_parts, with_rows
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.config import EngineConfig
 from pcpbench.device.backends import resolve_backend, resolve_device
@@ -36,6 +36,7 @@ from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.planning import plan_for
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
 from pcpbench.targets.builtin import BuiltinTarget
+from pcpbench.targets.host_rows import host_rows
 from pcpbench.targets_request import MODE, TargetsRequest
 
 COMMAND = "compare-targets"
@@ -185,8 +186,9 @@ class _Pair:
             return
         expected = self._judge.expect(ran_as)
         own = self._follow.own
-        made = self._judge.outputs(ours.record(step, self.plan.scenario), own.label)
-        found = self._judge.outputs(their_record, ran_as.label)
+        our_record = ours.record(step, self.plan.scenario)
+        made = with_rows(self._judge.outputs(our_record, own.label), host_rows(ours))
+        found = with_rows(self._judge.outputs(their_record, ran_as.label), host_rows(theirs))
         label = f"{self.plan.scenario} step {step.index} ({ran_as.label})"
         self._tally.compare(
             label,

@@ -7,7 +7,13 @@ import pytest
 
 from pcpbench.checks.partition_compare import Tally
 from pcpbench.checks.partition_known import GLOBAL_ROWS, may_lack
-from pcpbench.checks.partition_steps import WHOLE_COUNT, StepJudge, with_parts
+from pcpbench.checks.partition_steps import (
+    LATE_HOST,
+    WHOLE_COUNT,
+    StepJudge,
+    with_parts,
+    with_rows,
+)
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_results import PartitionOutputs
@@ -89,6 +95,43 @@ def test_counts_of_every_rank_are_looked_at(steps, kit):
         assert made[name] == "not the same on all ranks"
         found = steps.tally(vllm=replace(steps.expected, step=made))
         assert [difference.field for difference in found.differences] == [name]
+
+
+ROWS = ("num_scheduled_tokens", "num_computed_tokens_np", "prefill_len_np", "is_prefilling_np",
+        "query_start_loc_np", "seq_lens_cpu_upper_bound", "padded_gather_idx")  # fmt: skip
+
+
+def test_what_the_host_knows_of_each_row_is_put_beside_the_record(steps):
+    assert set(ROWS) <= steps.expected.ranks[1].keys()
+    rows = [{name: rank[name] for name in ROWS} for rank in steps.expected.ranks]
+    made = with_rows(steps.judge.outputs(steps.record, FULL_2.label), rows)
+    assert set(ROWS) <= made.ranks[1].keys()
+    assert made.step["dispatch_num_tokens"] == 2
+
+
+@pytest.fixture
+def late(kit):
+    """Decodes of two requests, of which the second had two drafts rejected in its last step."""
+    found = Steps(kit)
+    found.judge._late = {found.judge._step.scheduled[1].req_id: 2}
+    return found
+
+
+@pytest.mark.parametrize("name", ["num_computed_tokens_np", "seq_lens_cpu_upper_bound"])
+def test_a_host_of_ours_that_counts_rejected_drafts_is_known(late, name):
+    def made(more, rank):
+        ranks = list(late.expected.ranks)
+        ranks[rank] = {**ranks[rank], name: ranks[rank][name] + more}
+        return replace(late.expected, ranks=tuple(ranks))
+
+    at = next(n for n, rank in enumerate(late.expected.ranks) if 1 in rank["row_req_index"])
+    row = (late.expected.ranks[at]["row_req_index"] == 1).astype(np.int64)
+    found = late.tally(builtin=made(2 * row, at), vllm=late.expected)
+    assert not found.differences
+    assert found.reasons == {LATE_HOST: 2}
+    for wrong in (row, 3 * row, 2 * np.roll(row, 1)):
+        assert late.tally(builtin=made(wrong, at), vllm=late.expected).differences
+    assert late.tally(builtin=late.expected, vllm=made(2 * row, at)).differences
 
 
 def test_parts_of_a_rank_are_put_beside_its_batch(steps):

@@ -46,7 +46,7 @@ def test_both_targets_prepare_the_same_steps_alike(tmp_path, capsys, scenario):
     document = json.loads((out / "partition.json").read_text())
     assert document["num_steps"] > 3
     assert document["num_different"] == 0
-    assert {"descriptor", "dispatch_num_reqs"} >= {
+    assert {"descriptor", "dispatch_num_reqs", "seq_lens_cpu_upper_bound"} >= {
         known["first"]["field"] for known in document["explained"]
     }
 
@@ -70,6 +70,35 @@ def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, monkeypatch):
     assert "slot_mappings" in text
     fields = {d["field"] for d in json.loads((out / "partition.json").read_text())["differences"]}
     assert fields == {"slot_mappings"}
+
+
+OF_ROWS = ("num_scheduled_tokens", "num_computed_tokens_np", "prefill_len_np",
+           "is_prefilling_np", "query_start_loc_np", "seq_lens_cpu_upper_bound")  # fmt: skip
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_what_the_host_of_vllm_knows_wrong_of_its_rows_fails(
+    tmp_path, capsys, scenario, monkeypatch
+):
+    from pcpbench.targets.vllm.views import ManagerView, our_batch
+
+    def wrong(theirs, buffers=None):
+        batch = our_batch(theirs, buffers)
+        if buffers is not None:  # a rank's own, not the global one
+            for name in OF_ROWS:
+                value = getattr(batch, name)
+                setattr(batch, name, ~value if name == "is_prefilling_np" else value + 1)
+        return batch
+
+    gather = ManagerView.padded_gather_idx.fget
+    monkeypatch.setattr(ManagerView, "padded_gather_idx", property(lambda self: gather(self) + 1))
+    monkeypatch.setattr("pcpbench.targets.vllm.worker.our_batch", wrong)
+    out = tmp_path / "run"
+    code, _, _ = compare(capsys, scenario, out, "--pcp", "2")
+    assert code == 1
+    fields = json.loads((out / "partition.json").read_text())["fields"]
+    found = {field["field"] for field in fields if field["num_different"]}
+    assert found == {*OF_ROWS, "padded_gather_idx"}
 
 
 @pytest.mark.skipif(not HAS_VLLM, reason=MISSING)

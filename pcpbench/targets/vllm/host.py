@@ -1,8 +1,8 @@
 """Makes the installed vLLM importable and runnable here, and says what that took.
 
 Owns the process's environment before vLLM is imported and the few things that are changed in vLLM
-afterwards. Both are for machines without an accelerator alone: on a GPU nothing is touched. Knows
-no class of the worker.
+afterwards. Both are for machines without an accelerator alone: on a GPU nothing is touched but
+where vLLM logs to. Knows no class of the worker.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def installed_version() -> str | None:
 
 
 def has_accelerator() -> bool:
-    """Whether vLLM would find a GPU here, in which case nothing is changed."""
+    """Whether vLLM would find a GPU here, in which case nothing but its log is changed."""
     return torch.cuda.is_available()
 
 

@@ -38,6 +38,7 @@ from pcpbench.partition_results import (
     PartitionOutputs,
     Value,
     alike,
+    batch_fields,
     broken_outputs,
     read_columns,
 )
@@ -365,16 +366,10 @@ def _rows(case: PartitionCase, batch: Any) -> dict[str, Value]:
     request = np.array([place.get(int(slot), -1) for slot in batch.idx_mapping_np[:count]])
     on_device = [place.get(int(slot), -1) for slot in batch.idx_mapping[:count].tolist()]
     computed = np.array([r.num_computed_tokens for r in case.requests])[request]
-    begins = np.array(batch.num_computed_tokens_np[:count])
     return {
         "row_req_index": request if on_device == request.tolist() else "host and device differ",
-        "row_start": begins - computed,
-        "num_scheduled_tokens": np.array(batch.num_scheduled_tokens[:count]),
-        "num_computed_tokens_np": begins,
-        "prefill_len_np": np.array(batch.prefill_len_np[:count]),
-        "is_prefilling_np": np.array(batch.is_prefilling_np[:count]),
-        "query_start_loc_np": np.array(batch.query_start_loc_np),
-        "seq_lens_cpu_upper_bound": batch.seq_lens_cpu_upper_bound.numpy().copy(),
+        "row_start": batch.num_computed_tokens_np[:count] - computed,
+        **batch_fields(batch),
     }
 
 

@@ -116,6 +116,11 @@ class ManagerView:
         return cast(Tensor, self.inner._hidden_restore_idx)
 
     @property
+    def padded_gather_idx(self) -> Tensor:
+        """The global token at each place of what is gathered."""
+        return cast(Tensor, self.inner._padded_gather_idx)
+
+    @property
     def gathered_kv_write_mask(self) -> Tensor:
         """Which places of what is gathered write KV."""
         return cast(Tensor, self.inner._gathered_kv_write_mask)
