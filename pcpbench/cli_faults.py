@@ -12,6 +12,7 @@ import typer
 from pcpbench.cli_options import (
     Check,
     Device,
+    ExpertParallel,
     FaultDcp,
     FaultInterleave,
     FaultModel,
@@ -55,6 +56,7 @@ def faults_run(
     device: Device = "auto",
     check: Check = "quick",
     microbatch: Microbatch = False,
+    expert_parallel: ExpertParallel = False,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print the table as Markdown.")
     ] = False,
@@ -77,6 +79,7 @@ def faults_run(
         device=device,
         checks=check,
         microbatch=microbatch,
+        expert_parallel=expert_parallel,
         markdown=markdown,
         json=json,
     )

@@ -40,6 +40,7 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     checks: str = "quick"
     microbatch: bool = False
+    expert_parallel: bool = False
     markdown: bool = False
     json: bool = False
 
@@ -80,6 +81,8 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
             setting = replace(setting, spec_tokens=self.spec_tokens)
         if self.microbatch:
             setting = replace(setting, microbatch=True)
+        if self.expert_parallel:
+            setting = replace(setting, expert_parallel=True)
         several = len(model_shape(setting.model).kv_groups) > 1
         if not setting.spec_tokens or setting.microbatch or several:  # none can run there
             setting = replace(setting, draft_model="planned")

@@ -32,8 +32,6 @@ ARMS: Final = ("full", "full_and_piecewise")
 
 SECONDS_TO_END: Final = 10.0
 OUT_OF_TIME: Final = "no time was left (--max-time); --resume runs it again"
-FAULT_PRESET: Final = "tiny"
-"""The preset whose engine the fault catalogue is injected into."""
 
 
 class Stopped(Exception):
@@ -140,9 +138,6 @@ class CellRunner:
         self, record: CellRecord, directory: Path, deadline: float | None
     ) -> CellRecord:
         cell = record.cell
-        if cell.preset != FAULT_PRESET:
-            reason = f"the fault catalogue is injected into preset {FAULT_PRESET} only"
-            return replace(record, faults_reason=reason)
         names = self._faults_for(cell)
         if not names:
             return replace(record, faults_reason="no fault of the catalogue fits this world")
@@ -151,16 +146,11 @@ class CellRunner:
         return with_faults(record, code, stem)
 
     def _faults(self, cell: Cell, names: Sequence[str]) -> list[str]:
-        sizes = cell.parallel
-        world = ["--pcp", str(sizes.pcp), "--tp", str(sizes.tp), "--dcp", str(sizes.dcp)]
-        if sizes.dcp > 1:
-            world += ["--interleave", str(sizes.interleave)]
         return [
             *_program("faults", "run", "--json"),
             *[part for name in names for part in ("--fault", name)],
-            *world,
-            *("--spec-tokens", str(cell.spec_tokens), "--device", self._settings.device),
-            *(["--microbatch"] if cell.microbatch else []),
+            *cell.flags,
+            *("--device", self._settings.device),
         ]
 
 

@@ -25,6 +25,8 @@ def faults_for(cell: Cell) -> list[str]:
             interleave=sizes.interleave,
             spec_tokens=cell.spec_tokens,
             microbatch=cell.microbatch,
+            model=cell.preset,
+            expert_parallel=cell.model == "moe",
         )
         fits = not fault.lacks(setting) and fault.setting.checks == "quick"
         if fits and fault.contracts and not fault.at_capture:
