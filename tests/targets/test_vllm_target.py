@@ -132,6 +132,29 @@ def test_candidates_are_vllms_own(bench):
 
 
 @pytest.mark.parametrize(
+    ("options", "right"),
+    [
+        ({}, ["PIECEWISE[tokens=4]", "PIECEWISE[tokens=1]", "FULL[reqs=4,tokens=4]",
+              "FULL[reqs=1,tokens=1]"]),
+        # 8 would become 9: with 128 for the largest size there would be a graph of it.
+        ({"capture_sizes": "1,8,128", "spec_tokens": 2},
+         ["PIECEWISE[tokens=8]", "PIECEWISE[tokens=1]", "FULL[reqs=1,tokens=3]"]),
+    ],
+)  # fmt: skip
+def test_sizes_that_no_step_has_room_for_are_told_and_no_fault_of_vllms(bench, options, right):
+    """A step of the scenario has 16 tokens."""
+    options = {"capture_sizes": "1,4,128", "pcp": 2, "dcp": 2} | options
+    one = bench("full_and_piecewise", num_steps=3, **options)
+    arm = one.stand.arms["full_and_piecewise"]
+    assert [d.label for d in arm.candidates] == right
+    result = one.run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    assert "capture size 128 is not used: a step holds at most 16 tokens." in {
+        notice.message for notice in arm.notices
+    }
+
+
+@pytest.mark.parametrize(
     ("method", "spoil", "contract"),
     [
         ("prepare_slot_mappings", lambda slots: slots.add_(slots >= 0), "C4"),
