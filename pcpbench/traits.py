@@ -18,6 +18,8 @@ class Traits:
     stale_padding_without_pcp: ids and positions of padding tokens are what earlier steps left,
     in worlds without PCP; they are flagged as padding all the same, and C16 shows whether they are
     read.
+    short_prefill_is_decode_without_pcp: a prefill of one token behind a context is dispatched like
+    a decode in worlds without PCP; C10 takes exactly the choice that follows as well as its own.
     notices, notices_without_pcp, notices_with_dcp: all of that in words, for reports of every run
     and of runs that it matters to.
     """
@@ -25,6 +27,7 @@ class Traits:
     counts_whole_batch: bool = False
     idle_has_context: bool = True
     stale_padding_without_pcp: bool = False
+    short_prefill_is_decode_without_pcp: bool = False
     notices: tuple[Notice, ...] = ()
     notices_without_pcp: tuple[Notice, ...] = ()
     notices_with_dcp: tuple[Notice, ...] = ()

@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
-from pcpbench.checks.contract_dispatch import smallest_covering
+from pcpbench.checks.contract_dispatch import Request, smallest_covering, taken_as_decodes
 from pcpbench.checks.oracle import StepExpectation
 from pcpbench.checks.partition_compare import Sides
 from pcpbench.checks.partition_oracle import candidates_of, expectation_of
@@ -99,22 +99,6 @@ def field_reason(name: str, sides: Sides, pcp: int, first_computed: int) -> str:
     return ""
 
 
-class Request(Protocol):
-    """What dispatch may know of a request."""
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether tokens of its prompt are left."""
-
-    @property
-    def num_scheduled_tokens(self) -> int:
-        """Tokens of this step."""
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens before it."""
-
-
 def dispatch_reason(
     chosen: Value,
     whole: StepExpectation,
@@ -152,14 +136,9 @@ def _as_decodes(
     requests: Sequence[Request],
 ) -> str | None:
     """The choice if one-token prefills behind a context were decodes; None where there are none."""
-    prefills = [request for request in requests if request.is_prefilling]
-    if not prefills or any(
-        r.num_scheduled_tokens != 1 or not r.num_computed_tokens for r in prefills
-    ):
+    taken = taken_as_decodes(whole, requests)
+    if taken is None:
         return None
-    lengths = {request.num_scheduled_tokens for request in requests}
-    uniform = lengths.pop() if len(lengths) == 1 else None
-    taken = replace(whole, has_prefill=False, uniform_token_count=uniform)
     best = smallest_covering(candidates, taken)
     return "NONE" if best is None else best.label
 

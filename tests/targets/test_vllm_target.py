@@ -38,10 +38,12 @@ requests:
 class Bench:
     """The small scenario on vLLM, ready to be judged."""
 
-    def __init__(self, candidate="full", base="eager", num_steps=None, **options):
+    def __init__(
+        self, candidate="full", base="eager", num_steps=None, scenario=SCENARIO, **options
+    ):
         self.options = EngineOptions(target="vllm", **options)
         self.target = make_target("vllm", CPU, resolve_backend("auto", CPU))
-        self.plan = plan_for(self.target, parse_scenario(SCENARIO, "small"), self.options)
+        self.plan = plan_for(self.target, parse_scenario(scenario, "small"), self.options)
         if num_steps is not None:
             first = self.plan.steps[:num_steps]
             self.plan = msgspec.structs.replace(self.plan, steps=first, is_cut_short=True)
@@ -152,6 +154,32 @@ def test_sizes_that_no_step_has_room_for_are_told_and_no_fault_of_vllms(bench, o
     assert "capture size 128 is not used: a step holds at most 16 tokens." in {
         notice.message for notice in arm.notices
     }
+
+
+LAST_TOKEN = """\
+name: last-token
+description: The 15th token of a prompt of 15 stands alone beside two decodes.
+limits:
+  {max_num_seqs: 4, max_num_batched_tokens: 16, max_model_len: 32, num_blocks: 24, block_size: 4}
+requests:
+  - {name: one, prompt_len: 3, output_len: 4}
+  - {name: two, prompt_len: 3, output_len: 4}
+  - {name: long, prompt_len: 15, output_len: 2, at_step: 1}
+"""
+
+
+def test_without_pcp_the_last_token_of_a_prompt_may_run_as_a_decode(bench):
+    one = bench("full_and_piecewise", scenario=LAST_TOKEN, num_steps=3, pcp=1)
+    last = one.plan.steps[2]
+    assert last.has_prefill
+    assert {request.num_scheduled_tokens for request in last.scheduled} == {1}
+    result = one.run()
+    assert result.outcome is Outcome.PASS, result.reasons
+    found = audit(result, "full_and_piecewise")
+    assert found.modes == {"PIECEWISE": 2, "FULL": 1}
+    said = one.target.traits.notices_for(1, 2)
+    assert any("a prefill of one token behind a context" in notice.message for notice in said)
+    assert not any("behind a context" in n.message for n in one.target.traits.notices_for(2, 1))
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ TRAITS = Traits(
     counts_whole_batch=True,
     idle_has_context=False,
     stale_padding_without_pcp=True,
+    short_prefill_is_decode_without_pcp=True,
     notices=(
         Notice(
             setting="target",
@@ -35,6 +36,12 @@ TRAITS = Traits(
             message="without PCP vLLM leaves ids and positions of padding tokens as earlier steps "
             "wrote them, where pcpbench's are 0: C3 looks at their flags only. That nothing reads "
             "them is what --check full shows (C16).",
+        ),
+        Notice(
+            setting="target",
+            message="without PCP vLLM dispatches a prefill of one token behind a context like a "
+            "decode, where pcpbench's is a prefill to its end: C10 takes the smallest graph that "
+            "covers such a step as decodes, and no other.",
         ),
     ),
     notices_with_dcp=(
