@@ -15,7 +15,8 @@ from typing import Any, Final
 import numpy as np
 
 from pcpbench.checks.contract_dispatch import Request, smallest_covering, taken_as_decodes
-from pcpbench.checks.oracle import StepExpectation
+from pcpbench.checks.oracle import RankExpectation, StepExpectation
+from pcpbench.checks.oracle_tables import with_given_back
 from pcpbench.checks.partition_compare import Sides
 from pcpbench.checks.partition_oracle import candidates_of, expectation_of
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -48,6 +49,11 @@ LAST_PART_PADS: Final = (
     "vLLM gives padding rows to the last microbatch, and one to a first that ends in padding; here "
     "a microbatch of a FULL graph has as many rows as tokens, or as the batch has where those are "
     "fewer"
+)
+
+GIVEN_BACK: Final = (
+    "under DCP vLLM leaves in a table the ids of blocks that its request has given back, in "
+    "columns wholly before the sliding window; no query of the step reads them"
 )
 
 
@@ -97,6 +103,21 @@ def field_reason(name: str, sides: Sides, pcp: int, first_computed: int) -> str:
     if base == "num_reqs_after_padding" and base != name:
         return LAST_PART_PADS if _is_vllms_cut(name, sides) else ""
     return ""
+
+
+def table_reason(name: str, sides: Sides, rank: RankExpectation, dcp: int) -> str:
+    """The same for a rank's table in a step of a scenario, whose blocks may have gone back."""
+    found, right = sides.fields(VLLM)[name], sides.fields(sides.left)[name]
+    group = int(name.rpartition(".")[2])
+    if dcp == 1 or not (isinstance(found, np.ndarray) and isinstance(right, np.ndarray)):
+        return ""
+    if found.shape != right.shape:
+        return ""
+    taken = right.copy()
+    for row, held in enumerate(rank.held_block_ids[group]):
+        count = len(held)
+        taken[row, :count] = with_given_back(right[row, :count], held, found[row, :count])
+    return GIVEN_BACK if np.array_equal(found, taken) else ""
 
 
 def dispatch_reason(

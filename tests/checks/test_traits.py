@@ -135,3 +135,28 @@ def test_a_prompt_of_one_token_is_a_prefill_all_the_same(kit):
     bench = kit.Bench(plan, kit.setup("full", candidates=(kit.full(2),)))
     walked = bench, *bench.at(0, kit.full(2))
     assert said_of_dispatch(walked, **SHORT) == [("C10", "descriptor")]
+
+
+GIVEN_BACK = {"given_back_in_tables_under_dcp": True}
+
+
+@pytest.mark.parametrize(
+    ("table", "traits", "sizes", "right"),
+    [
+        ([0, 2, 3], {}, {}, []),
+        ([1, 2, 3], {}, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 2, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, []),
+        ([9, 2, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 0, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 2, 3], GIVEN_BACK, {"pcp": 2}, ["block_tables"]),
+    ],
+)  # fmt: skip
+def test_blocks_given_back_may_stay_in_a_table_under_dcp_only(kit, table, traits, sizes, right):
+    """Blocks of 4, window 3: at 9 computed block 1 with positions 0 to 3 has gone back."""
+    plan = msgspec.structs.replace(kit.make_plan([9], 2), sliding_windows=(3,))
+    bench = kit.Bench(plan, kit.setup("eager", sharded_groups=(False,), **sizes))
+    step, expected, record = bench.at(1)
+    tables = (np.array([table], dtype=np.int32),)
+    record = kit.change_rank(record, 0, block_tables=tables)
+    found = said(bench, step, expected, record, **traits)
+    assert [name for contract, name in found if contract == "C5"] == right

@@ -16,6 +16,7 @@ from pcpbench.results import Outcome
 from pcpbench.scenarios.loader import parse_scenario
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.planning import plan_for, plan_scenario
+from pcpbench.session.settings import known_differences
 from pcpbench.session.stand import StandBuilder
 from pcpbench.session.trial import Trial
 from pcpbench.targets.choice import make_target
@@ -180,6 +181,36 @@ def test_without_pcp_the_last_token_of_a_prompt_may_run_as_a_decode(bench):
     said = one.target.traits.notices_for(1, 2)
     assert any("a prefill of one token behind a context" in notice.message for notice in said)
     assert not any("behind a context" in n.message for n in one.target.traits.notices_for(2, 1))
+
+
+WINDOW = """\
+name: window
+description: A prompt longer than the window, whose first blocks go back before it decodes.
+limits:
+  {max_num_seqs: 2, max_num_batched_tokens: 48, max_model_len: 64, num_blocks: 32, block_size: 4}
+requests:
+  - {name: long, prompt_len: 40, output_len: 3}
+"""
+
+
+@pytest.mark.parametrize(
+    ("world", "accused"),
+    [
+        ({"pcp": 1}, set()),
+        ({"pcp": 2}, {"C5"}),  # a finding: PCPManager.prepare_attn does not mask
+        ({"pcp": 1, "tp": 2, "dcp": 2}, set()),  # given up on purpose, and a notice
+    ],
+)
+def test_blocks_before_a_window_are_out_of_vllms_tables_but_under_pcp(bench, world, accused):
+    one = bench("eager", "reference", scenario=WINDOW, num_steps=2, model="tiny-swa", **world)
+    result = one.run()
+    assert contracts(result) == accused
+    if accused:
+        assert "the null block for those before its window" in result.violations[0].message
+    said = known_differences(one.target.traits, one.options)
+    assert any("given back" in notice.message for notice in said) == ("dcp" in world)
+    plain = known_differences(one.target.traits, EngineOptions(pcp=1, tp=2, dcp=2))
+    assert not any("given back" in notice.message for notice in plain)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ TRAITS = Traits(
     idle_has_context=False,
     stale_padding_without_pcp=True,
     short_prefill_is_decode_without_pcp=True,
+    given_back_in_tables_under_dcp=True,
     notices=(
         Notice(
             setting="target",
@@ -49,6 +50,14 @@ TRAITS = Traits(
             setting="target",
             message="vLLM's idle steps have no dummy context under DCP, where pcpbench's have "
             "some: C1 and C6 expect none.",
+        ),
+    ),
+    notices_with_dcp_and_window=(
+        Notice(
+            setting="target",
+            message="under DCP vLLM leaves the ids of blocks that a request has given back in its "
+            "table, in columns wholly before its sliding window, where pcpbench's are 0: C5 takes "
+            "these ids, and no others. That nothing reads them is what --check full shows (C16).",
         ),
     ),
 )
