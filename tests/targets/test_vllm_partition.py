@@ -85,6 +85,26 @@ def test_a_wrong_word_about_whole_requests_is_a_difference(makers, api, monkeypa
     assert {each.field for each in found.differences} == {f"pcp.{name}"}
 
 
+@pytest.mark.parametrize(("of", "field"), [("own", "is_padding"), ("all", "pcp.is_padding")])
+def test_wrong_flags_are_a_difference(makers, api, monkeypatch, of, field):
+    """Those of the rank's own tokens, which it has with expert parallelism, and all ranks'."""
+    real = type(api).partition
+    case = parse_case("pcp=2 dcp=1 tp=1 interleave=1 NONE: d1@5#0 d1@2#1 d1@3#2")
+    assert not tally_of(makers, [case]).differences
+
+    def broken(self, manager, *args):
+        batch = real(self, manager, *args)
+        flags = batch.is_padding if of == "all" else manager.input_buffers.is_padding
+        flags[:1] = True
+        return batch
+
+    monkeypatch.setattr(type(api), "partition", broken)
+    found = tally_of(makers, [case])
+    if of == "all" and field not in {each.field for each in found.fields if each.num_compared}:
+        pytest.skip(f"vllm {api.version} has no flags of all ranks' tokens")
+    assert {each.field for each in found.differences} == {field}
+
+
 def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, api, monkeypatch):
     makers.check(2, 1)
     monkeypatch.setattr(type(api), "shards_decodes", False)

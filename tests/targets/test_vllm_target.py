@@ -236,6 +236,43 @@ def test_what_is_broken_in_vllm_is_found(bench, api, monkeypatch, method, spoil,
     assert contract in contracts(result)
 
 
+def test_another_ranks_padding_is_looked_at_too(bench, api, monkeypatch):
+    """Under PCP vLLM hands its forward pass the flags of all ranks' tokens."""
+    sound = api.PCPManager.partition_batch
+
+    def broken(self, *args):
+        batch = sound(self, *args)
+        batch.is_padding.view(2, -1)[1 - self.pcp_rank].logical_not_()
+        return batch
+
+    one = bench("eager", base="reference", num_steps=2, pcp=2)
+    monkeypatch.setattr(api.PCPManager, "partition_batch", broken)
+    result = one.run()
+    assert contracts(result) == {"C3"}
+    assert {violation.tensor for violation in result.violations} == {"gathered_is_padding"}
+
+
+@pytest.mark.parametrize("experts", [{}, {"expert_parallel": True}])
+def test_the_model_routes_by_the_flags_that_vllm_hands_over(bench, api, monkeypatch, experts):
+    """Those of all ranks' tokens, but with expert parallelism."""
+    one = bench("piecewise", num_steps=2, pcp=2, model="tiny-moe", **experts)
+    result = one.run(checks="full")
+    assert result.outcome is Outcome.PASS, result.reasons
+    for worker in one.stand.arms["piecewise"].engine.workers:
+        assert (worker.local_batch.gathered_is_padding is None) == bool(experts)
+
+    sound = api.PCPManager.partition_batch
+
+    def unflagged(self, *args):
+        batch = sound(self, *args)
+        batch.is_padding.fill_(False)
+        return batch
+
+    monkeypatch.setattr(api.PCPManager, "partition_batch", unflagged)
+    result = bench("piecewise", num_steps=2, pcp=2, model="tiny-moe", **experts).run()
+    assert {"C3", "C21"} <= contracts(result)
+
+
 def test_what_vllm_raises_is_a_result_with_its_place(bench, api, monkeypatch):
     one = bench("eager", base="reference", num_steps=4, pcp=2, dcp=2)
 

@@ -122,7 +122,7 @@ class VllmWorker(Worker):
         self, ready: Ready, descriptor: BatchExecutionDescriptor, attention: bool = True
     ) -> None:
         """Make a prepared batch the one that `forward` runs on."""
-        batch = our_batch(ready.batch, self.local_buffers)
+        batch = our_batch(ready.batch, self.runner.pcp_manager)
         self.local_batch = batch
         if not attention:
             self.context.metadata = None
