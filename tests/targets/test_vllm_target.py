@@ -236,6 +236,37 @@ def test_what_is_broken_in_vllm_is_found(bench, api, monkeypatch, method, spoil,
     assert contract in contracts(result)
 
 
+@pytest.mark.parametrize(("arm", "base"), [("eager", "reference"), ("piecewise", "eager")])
+def test_idle_steps_without_a_full_graph_are_looked_at_too(bench, api, monkeypatch, arm, base):
+    """vLLM prepares tables and slots for them, and attention runs on these."""
+    sound = api.PCPManager.get_dummy_slot_mappings
+
+    def real_slots(self, num_tokens):
+        slots = sound(self, num_tokens)
+        slots[:, :1] = 5
+        return slots
+
+    def real_tables(self, num_reqs):
+        return tuple(table[:num_reqs].fill_(1) for table in self._local_block_tables)
+
+    one = bench(arm, base, pcp=2, dcp=2)
+    assert audit(one.run(), arm).modes["IDLE"] >= 1
+    monkeypatch.setattr(api.PCPManager, "get_dummy_slot_mappings", real_slots)
+    monkeypatch.setattr(api.PCPManager, "get_dummy_block_tables", real_tables)
+    result = one.run()
+    assert contracts(result) == {"C4", "C5", "C9"}
+
+
+def test_a_piecewise_capture_that_writes_is_found(bench, api, monkeypatch):
+    def real_slots(self, num_tokens):
+        return self._gathered_kv_slot_mappings.fill_(5)[:, : num_tokens * self.pcp_world_size]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(api.PCPManager, "get_dummy_slot_mappings", real_slots)
+        one = bench("piecewise", num_steps=2, pcp=2, capture_sizes="4,16")
+    assert contracts(one.run()) == {"C9"}
+
+
 def test_another_ranks_padding_is_looked_at_too(bench, api, monkeypatch):
     """Under PCP vLLM hands its forward pass the flags of all ranks' tokens."""
     sound = api.PCPManager.partition_batch
