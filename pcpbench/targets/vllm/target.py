@@ -10,6 +10,7 @@ from pcpbench.errors import UsageError
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Notice
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
+from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import VllmApi, vllm_api
 from pcpbench.targets.vllm.engine import VllmEngine
 from pcpbench.targets.vllm.orders import arrange
@@ -64,12 +65,21 @@ TRAITS = Traits(
 
 
 class VllmTarget(BuiltinTarget):
-    """Builds arms over the installed vLLM; raises CannotMeasure where there is none to drive."""
+    """Builds arms over the installed vLLM.
+
+    Raises CannotMeasure where there is none to drive, UsageError for a CPU beside an accelerator.
+    """
 
     name = "vllm"
 
     def __init__(self, device: torch.device, backend: GraphBackend) -> None:
         super().__init__(device, backend)
+        if device.type == "cpu" and host.has_accelerator():
+            raise UsageError(
+                "--device is cpu, and with an accelerator in sight vLLM's kernels are compiled for "
+                "that: use --device cuda, or set CUDA_VISIBLE_DEVICES= (to nothing), which has "
+                "them run in Triton's interpreter."
+            )
         self.api: VllmApi = vllm_api()
         self.version = self.api.version
         self.traits = TRAITS
