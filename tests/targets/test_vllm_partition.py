@@ -114,6 +114,19 @@ def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, a
         makers.check(2, 1)
 
 
+def test_a_descriptor_of_a_ranks_rows_is_too_small_for_vllms_global_batch(makers, api):
+    """What dispatch with a rank's rows alone would come to; docs/vllm.md says so."""
+    if api.generation != "0.33":
+        pytest.skip(f"tried with vllm 0.33, and this is {api.version}")
+    case = parse_case(
+        "pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=2 tokens=2: d1@5#0 d1@2#1 d1@3#2 d1@9#5"
+    )
+    whole = makers.inputs.whole(case.requests, None)
+    assert whole.num_reqs_after_padding == 4
+    with pytest.raises(ValueError, match="shape"):
+        makers.inputs.whole(case.requests, case.descriptor)
+
+
 def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):
     from pcpbench.targets.vllm import partition
 
