@@ -110,6 +110,7 @@ class RankRecord:
     row_start [num_reqs]: the row's first token within that request's scheduled tokens (-1 and an
     empty query for the row of a rank with nothing to do).
     hidden_restore_idx [global tokens], gathered_kv_write_mask [T * pcp]: None without PCP.
+    gathered_is_padding [T * pcp]: None where a rank is handed the flags of its own tokens only.
     dispatch_num_reqs, dispatch_num_tokens: counts this rank handed to the dispatcher.
     collectives: (kind, group, shape, dtype) in order of issue.
     hidden, sampled: as in StepRecord, but this rank's own; None where the target has only one.
@@ -146,6 +147,7 @@ class RankRecord:
     row_start: IntArray
     hidden_restore_idx: IntArray | None
     gathered_kv_write_mask: BoolArray | None
+    gathered_is_padding: BoolArray | None = None
     descriptor: BatchExecutionDescriptor
     dispatch_num_reqs: int
     dispatch_num_tokens: int

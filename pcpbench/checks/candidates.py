@@ -21,22 +21,22 @@ def wanted_shapes(setup: ArmSetup, plan: ScenarioPlan) -> set[Shape]:
     """The captured shapes of a mode with a decode routine, or of PIECEWISE; none for NONE.
 
     Sizes 1, 2, 4, 8 with decodes of 3 tokens: decode graphs of 3 tokens (1 request) and 6 (2); 8
-    would become 9, which is past the largest size. Where the number of drafts varies, the same for
-    decodes of 2 tokens and of 1, and a varlen graph of each size for all requests that fit it.
+    would become 9, past the largest size that a step has room for. Where the number of drafts
+    varies, the same for decodes of 2 tokens and of 1, and a varlen graph of each size for all
+    requests that fit it.
     """
     shapes: set[Shape] = set()
     mode, sizes, longest = _mode(setup), setup.capture_sizes or (), setup.decode_query_len
     lengths = range(1, longest + 1) if setup.has_dynamic_drafts else (longest,)
-    for size in sizes:
-        if size > plan.max_num_batched_tokens:
-            continue
+    usable = [size for size in sizes if size <= plan.max_num_batched_tokens]
+    for size in usable:
         if mode.mixed_mode() is CUDAGraphMode.PIECEWISE:
             shapes.add(("PIECEWISE", size, None, None, None))
         if not mode.has_full_cudagraphs():
             continue
         for length in lengths:
             num_reqs = (size + length - 1) // length
-            fits = num_reqs * length <= min(max(sizes), plan.max_num_batched_tokens)
+            fits = num_reqs * length <= max(usable)
             if fits and num_reqs <= plan.max_num_seqs:
                 shapes.add(("FULL", num_reqs * length, num_reqs, length, None))
         if setup.has_dynamic_drafts and size <= plan.max_num_seqs * longest:

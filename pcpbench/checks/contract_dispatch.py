@@ -6,6 +6,8 @@ Owns the judge's own reading of "smallest covering descriptor". Knows no metadat
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from pcpbench.checks.findings import StepView
 from pcpbench.checks.oracle import StepExpectation
@@ -13,6 +15,22 @@ from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.records import RankRecord, Violation
 
 GRAPH_ORDER = (CUDAGraphMode.FULL, CUDAGraphMode.PIECEWISE)
+
+
+class Request(Protocol):
+    """What dispatch may know of a request."""
+
+    @property
+    def is_prefilling(self) -> bool:
+        """Whether tokens of its prompt are left."""
+
+    @property
+    def num_scheduled_tokens(self) -> int:
+        """Tokens of this step."""
+
+    @property
+    def num_computed_tokens(self) -> int:
+        """Tokens before it."""
 
 
 def check_addresses(view: StepView) -> Iterator[Violation]:
@@ -59,6 +77,24 @@ def serves(descriptor: BatchExecutionDescriptor, expected: StepExpectation) -> b
     return descriptor.uniform_token_count in (None, expected.uniform_token_count)
 
 
+def taken_as_decodes(
+    expected: StepExpectation, requests: Sequence[Request]
+) -> StepExpectation | None:
+    """The step if each prefill of one token behind a context were a decode.
+
+    None where it has no prefill, or one of more tokens or at position 0. Three decodes and the 62nd
+    token of a prompt of 62 are four queries of one token.
+    """
+    prefills = [request for request in requests if request.is_prefilling]
+    if not prefills or any(
+        r.num_scheduled_tokens != 1 or not r.num_computed_tokens for r in prefills
+    ):
+        return None
+    lengths = {request.num_scheduled_tokens for request in requests}
+    uniform = lengths.pop() if len(lengths) == 1 else None
+    return replace(expected, has_prefill=False, uniform_token_count=uniform)
+
+
 def check_dispatch(view: StepView) -> Iterator[Violation]:
     """C10: one choice on all ranks, from the largest local counts, the smallest that serves."""
     chosen = view.record.descriptor
@@ -78,7 +114,7 @@ def check_dispatch(view: StepView) -> Iterator[Violation]:
         return
     for record, _ in view.ranks():
         yield from _check_counts(view, record, expected)
-    for message in _choice_messages(view, expected):
+    for message in _choice_messages(view, _as_chosen_by(view, expected)):
         yield view.violation("C10", None, "descriptor", message)
 
 
@@ -98,6 +134,18 @@ def _check_counts(
 def _decides_rows(view: StepView, expected: StepExpectation) -> bool:
     """Whether a descriptor that limits rows is among those that the step could have run as."""
     return not expected.has_prefill and any(d.num_reqs is not None for d in view.setup.candidates)
+
+
+def _as_chosen_by(view: StepView, expected: StepExpectation) -> StepExpectation:
+    """The step, or what the target is known to take it for where it chose by exactly that."""
+    setup = view.setup
+    if not setup.traits.short_prefill_is_decode_without_pcp or setup.world.pcp_size > 1:
+        return expected
+    taken = taken_as_decodes(expected, view.plan.scheduled)
+    if taken is None:
+        return expected
+    fitting = setup.candidates_for(taken.dispatch_num_tokens, taken.has_prefill)
+    return taken if view.record.descriptor == smallest_covering(fitting, taken) else expected
 
 
 def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]:

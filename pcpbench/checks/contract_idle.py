@@ -27,7 +27,7 @@ def check_idle(view: StepView) -> Iterator[Violation]:
     for record in view.record.ranks:
         query_lens = _spread(record.num_tokens, record.num_reqs)
         for contract, tensor, message in (
-            *_tokens(record),
+            *_tokens(record, view.setup),
             *_rows(record, query_lens, view.setup),
             *_tables(record),
             *_dcp_lengths(record, view.setup),
@@ -36,13 +36,16 @@ def check_idle(view: StepView) -> Iterator[Violation]:
                 yield view.violation(contract, record.rank, tensor, message)
 
 
-def _tokens(record: RankRecord) -> Iterator[tuple[str, str, str]]:
+def _tokens(record: RankRecord, setup: ArmSetup) -> Iterator[tuple[str, str, str]]:
     """C3: as many tokens as the descriptor has, all of them id 0 at position 0 and padding."""
     total, chosen = record.num_tokens_after_padding, record.descriptor
     if chosen.cg_mode is not CUDAGraphMode.NONE and chosen.num_tokens != total:
         yield "C3", "num_tokens", f"{total} dummy tokens are staged for {chosen.label}"
     flags = np.ones(total, dtype=np.bool_)
     yield "C3", "is_padding", mismatch("is_padding", record.is_padding, flags, WHAT)
+    name, gathered = "gathered_is_padding", record.gathered_is_padding
+    if gathered is not None:
+        yield "C3", name, mismatch(name, gathered, np.tile(flags, setup.world.pcp_size), WHAT)
     for name in ("input_ids", "positions"):
         found = getattr(record, name)
         yield "C3", name, mismatch(name, found, np.zeros(total, dtype=found.dtype), WHAT)

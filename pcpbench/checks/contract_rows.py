@@ -72,6 +72,12 @@ def check_tokens(view: StepView) -> Iterator[Violation]:
         message = mismatch("is_padding", record.is_padding, flags, "padding from num_tokens on")
         if message:
             yield view.violation("C3", record.rank, "is_padding", message)
+        name, gathered = "gathered_is_padding", record.gathered_is_padding
+        if gathered is not None:
+            what = "padding from each PCP rank's num_tokens on"
+            message = mismatch(name, gathered, expected.gathered_token < 0, what)
+            if message:
+                yield view.violation("C3", record.rank, name, message)
         for name, found, right in (
             ("input_ids", record.input_ids, expected.input_ids),
             ("positions", record.positions, expected.positions),

@@ -11,7 +11,7 @@ import numpy as np
 
 from pcpbench.checks.findings import StepView, mismatch, nonzero
 from pcpbench.checks.oracle import RankExpectation
-from pcpbench.checks.oracle_tables import PAD
+from pcpbench.checks.oracle_tables import NULL_BLOCK, PAD, with_given_back
 from pcpbench.records import RankRecord, Violation
 
 
@@ -57,7 +57,10 @@ def _slots_message(record: RankRecord, expected: RankExpectation) -> str:
 
 
 def check_block_tables(view: StepView) -> Iterator[Violation]:
-    """C5: padded rows are 0; a real row starts with its request's blocks (the rest is unread)."""
+    """C5: padded rows are 0; a real row starts with its request's blocks (the rest is unread).
+
+    Blocks wholly before a sliding window were given back: the null block stands in their place.
+    """
     for record, expected in view.ranks():
         if len(record.block_tables) != len(expected.block_ids):
             message = (
@@ -87,8 +90,12 @@ def _real_rows_message(
     for index, blocks in enumerate(expected.block_ids[group]):
         found = record.block_tables[group][index, : len(blocks)]
         request = view.plan.scheduled[expected.rows[index].req_index].req_id
-        what = f"blocks of request {request}"
-        message = mismatch(f"block_tables[{group}][{index}]", found, blocks, what)
+        right, what = blocks, f"blocks of request {request}"
+        if len(blocks) and blocks[0] == NULL_BLOCK:
+            what += ", the null block for those before its window"
+            if view.setup.traits.given_back_in_tables_under_dcp and view.setup.world.dcp_size > 1:
+                right = with_given_back(blocks, expected.held_block_ids[group][index], found)
+        message = mismatch(f"block_tables[{group}][{index}]", found, right, what)
         if message:
             return message
     return ""

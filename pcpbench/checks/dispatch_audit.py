@@ -116,7 +116,8 @@ class DispatchAudit:
             key = ClassKey(num_reqs, expected.uniform_token_count, too_large)
         seen = self._classes.setdefault(key, _Seen())
         seen.num_steps += 1
-        seen.num_served += mode is wanted
+        # A prefill that ran as FULL was served as well; whether it may is C10's to say.
+        seen.num_served += mode in (wanted, CUDAGraphMode.FULL)
         seen.size = max(seen.size, size)
         seen.ran_as["eager" if mode is NONE else mode.name] += 1
         if reason:

@@ -67,9 +67,13 @@ def _sides(
     if tensor == "is_padding":
         total = record.num_tokens_after_padding
         return record.is_padding, np.arange(total) >= expected.num_tokens
+    found: NDArray[Any] | None
+    right: NDArray[Any] | None
     if tensor == "block_tables":
         return _tables(record, expected)
-    if tensor == "gathered_kv_write_mask":
+    if tensor == "gathered_is_padding":
+        found, right = record.gathered_is_padding, expected.gathered_token < 0
+    elif tensor == "gathered_kv_write_mask":
         found, right = record.gathered_kv_write_mask, expected.write_mask
     elif tensor in _FIELDS:
         found, right = getattr(record, tensor), getattr(expected, tensor)

@@ -7,6 +7,7 @@ Call `advance` once for each step of the plan in order, then `expect` for each a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +30,8 @@ class RankExpectation:
 
     rows: the real rows; empty for a rank with nothing to do, whose num_reqs is 1.
     input_ids: -1 where the token cannot be known. block_ids[group][row]: real columns only.
+    held_block_ids: the same with what the request had given back for the null block; () for the
+    parts of a step in microbatches.
     gathered_token [T * pcp]: which global token lies at each place of the gathered batch, -1 for
     padding. write_mask [T * pcp]: None without PCP.
     """
@@ -45,6 +48,7 @@ class RankExpectation:
     seq_lens: IntArray
     dcp_local_seq_lens: IntArray | None
     block_ids: tuple[tuple[IntArray, ...], ...]
+    held_block_ids: tuple[tuple[IntArray, ...], ...] = ()
     slot_mappings: IntArray
     gathered_token: IntArray
     write_mask: BoolArray | None
@@ -203,16 +207,19 @@ class Oracle:
             query_start_loc=starts,
             seq_lens=seq_lens,
             dcp_local_seq_lens=dcp_lengths(seq_lens, setup, rank),
-            block_ids=self._block_ids(step, rows),
+            block_ids=self._block_ids(step, rows, self.book.table),
+            held_block_ids=self._block_ids(step, rows, self.book.held),
             slot_mappings=self._slots(step, setup, rank, layout),
             gathered_token=layout.gathered_token,
             write_mask=layout.write_mask if setup.world.pcp_size > 1 else None,
         )
 
-    def _block_ids(self, step: StepPlan, rows: list[Row]) -> tuple[tuple[IntArray, ...], ...]:
+    def _block_ids(
+        self, step: StepPlan, rows: list[Row], table: Callable[[str, int], list[int]]
+    ) -> tuple[tuple[IntArray, ...], ...]:
         names = [step.scheduled[row.req_index].req_id for row in rows]
         return tuple(
-            tuple(np.array(self.book.table(name, group), dtype=np.int64) for name in names)
+            tuple(np.array(table(name, group), dtype=np.int64) for name in names)
             for group in range(len(self.plan.block_sizes))
         )
 

@@ -118,6 +118,11 @@ class RequestBook:
         num_freed = self._num_freed(req_id, group)
         return [NULL_BLOCK] * min(num_freed, len(tables[group])) + tables[group][num_freed:]
 
+    def held(self, req_id: str, group: int) -> list[int]:
+        """The same with the ids that the request had given back before the step."""
+        tables = self.block_ids.get(req_id)
+        return list(tables[group]) if tables else []
+
     def _num_freed(self, req_id: str, group: int) -> int:
         known = self.num_unseen.get(req_id)
         return known[group] // self.block_sizes[group] if known else 0
@@ -142,6 +147,16 @@ class RequestBook:
         known = (number < len(table)) & (number >= self._num_freed(req_id, group))
         slots[known] = table[number[known]] * (span // dcp_size) + local[known]
         return slots, owner
+
+
+def with_given_back(blocks: IntArray, held: IntArray, found: IntArray) -> IntArray:
+    """A row's blocks, and where `found` has one that was given back, that one for the null block.
+
+    blocks [0, 0, 7], held [5, 6, 7], found [5, 8, 7]: [5, 0, 7], so that the 8 is nobody's.
+    """
+    if not len(blocks) == len(held) == len(found):
+        return blocks
+    return np.where((blocks == NULL_BLOCK) & (found == held), found, blocks)
 
 
 def unseen(num_computed: int, window: int) -> int:

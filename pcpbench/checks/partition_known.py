@@ -10,12 +10,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 
-from pcpbench.checks.contract_dispatch import smallest_covering
-from pcpbench.checks.oracle import StepExpectation
+from pcpbench.checks.contract_dispatch import Request, smallest_covering, taken_as_decodes
+from pcpbench.checks.oracle import RankExpectation, StepExpectation
+from pcpbench.checks.oracle_tables import with_given_back
 from pcpbench.checks.partition_compare import Sides
 from pcpbench.checks.partition_oracle import candidates_of, expectation_of
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -48,6 +49,11 @@ LAST_PART_PADS: Final = (
     "vLLM gives padding rows to the last microbatch, and one to a first that ends in padding; here "
     "a microbatch of a FULL graph has as many rows as tokens, or as the batch has where those are "
     "fewer"
+)
+
+GIVEN_BACK: Final = (
+    "under DCP vLLM leaves in a table the ids of blocks that its request has given back, in "
+    "columns wholly before the sliding window; no query of the step reads them"
 )
 
 
@@ -99,20 +105,19 @@ def field_reason(name: str, sides: Sides, pcp: int, first_computed: int) -> str:
     return ""
 
 
-class Request(Protocol):
-    """What dispatch may know of a request."""
-
-    @property
-    def is_prefilling(self) -> bool:
-        """Whether tokens of its prompt are left."""
-
-    @property
-    def num_scheduled_tokens(self) -> int:
-        """Tokens of this step."""
-
-    @property
-    def num_computed_tokens(self) -> int:
-        """Tokens before it."""
+def table_reason(name: str, sides: Sides, rank: RankExpectation, dcp: int) -> str:
+    """The same for a rank's table in a step of a scenario, whose blocks may have gone back."""
+    found, right = sides.fields(VLLM)[name], sides.fields(sides.left)[name]
+    group = int(name.rpartition(".")[2])
+    if dcp == 1 or not (isinstance(found, np.ndarray) and isinstance(right, np.ndarray)):
+        return ""
+    if found.shape != right.shape:
+        return ""
+    taken = right.copy()
+    for row, held in enumerate(rank.held_block_ids[group]):
+        count = len(held)
+        taken[row, :count] = with_given_back(right[row, :count], held, found[row, :count])
+    return GIVEN_BACK if np.array_equal(found, taken) else ""
 
 
 def dispatch_reason(
@@ -152,14 +157,9 @@ def _as_decodes(
     requests: Sequence[Request],
 ) -> str | None:
     """The choice if one-token prefills behind a context were decodes; None where there are none."""
-    prefills = [request for request in requests if request.is_prefilling]
-    if not prefills or any(
-        r.num_scheduled_tokens != 1 or not r.num_computed_tokens for r in prefills
-    ):
+    taken = taken_as_decodes(whole, requests)
+    if taken is None:
         return None
-    lengths = {request.num_scheduled_tokens for request in requests}
-    uniform = lengths.pop() if len(lengths) == 1 else None
-    taken = replace(whole, has_prefill=False, uniform_token_count=uniform)
     best = smallest_covering(candidates, taken)
     return "NONE" if best is None else best.label
 

@@ -157,6 +157,7 @@ def _request_fields(case: PartitionCase, rank: RankExpectation) -> dict[str, Val
         "pcp.global_num_tokens": str(sum(r.num_scheduled_tokens for r in case.requests)),
         "pcp.global_query_lens_np": lengths,
         "pcp.global_seq_lens_cpu_upper_bound_np": ends,
+        "pcp.is_padding": rank.gathered_token < 0,
     }
     if case.dcp > 1:
         bound = np.zeros(rank.num_reqs_after_padding, dtype=np.int64)

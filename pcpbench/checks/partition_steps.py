@@ -15,7 +15,7 @@ from pcpbench.checks.oracle_microbatch import cut_expectation
 from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.partition_compare import Sides
 from pcpbench.checks.partition_fields import expected_fields, expected_part, expected_rows
-from pcpbench.checks.partition_known import VLLM, dispatch_reason, field_reason
+from pcpbench.checks.partition_known import VLLM, dispatch_reason, field_reason, table_reason
 from pcpbench.checks.setup import ArmSetup
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_results import ORACLE, PartitionOutputs, Value, alike, rank_fields
@@ -119,6 +119,9 @@ class StepJudge:
         if name == "descriptor":
             candidates = self._setup.candidates
             return dispatch_reason(found[name], whole, candidates, pcp, step.scheduled)
+        if name.startswith("block_tables.") and sides.rank is not None:
+            dcp = self._setup.world.dcp_size
+            return table_reason(name, sides, whole.ranks[sides.rank], dcp)
         return field_reason(name, sides, pcp, step.scheduled[0].num_computed_tokens)
 
     def _is_late_host(self, name: str, sides: Sides) -> bool:

@@ -21,6 +21,9 @@ INPUT_BUFFER_FIELDS = (
     "dcp_local_seq_lens",
 )
 
+MOE_IS_PADDING = "moe_is_padding"
+"""The flags of all PCP ranks' tokens, among a manager's buffers where it has them."""
+
 
 def register_buffers(
     book: AddressBook, workers: Sequence[Worker], shards: Sequence[MLADecoder]

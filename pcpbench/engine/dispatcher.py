@@ -66,13 +66,14 @@ def build_candidates(
 
     A FULL decode descriptor has its tokens rounded up to a multiple of the decode query length:
     size 4 with query length 3 becomes 6 tokens, 2 requests, provided 6 is not past the largest
-    size. Sizes past max_num_seqs requests or past max_num_tokens are left out with a notice.
+    size that a step has room for. Sizes past max_num_seqs requests or past max_num_tokens are left
+    out with a notice.
     dynamic_drafts: decodes may have fewer tokens. Each size is then captured for all query lengths,
     and once more for queries of any length up to the longest. Sizes that have no room for one of
     the shorter ones are left out without a notice.
     """
     sizes = sorted(set(capture_sizes))
-    largest = sizes[-1] if sizes else 0
+    largest = max((size for size in sizes if size <= max_num_tokens), default=0)
     descriptors: dict[BatchExecutionDescriptor, None] = {}
     notices: list[Notice] = []
     for size in sizes:
@@ -86,7 +87,7 @@ def build_candidates(
             continue
         tokens = -(-size // decode_query_len) * decode_query_len
         num_reqs = tokens // decode_query_len
-        if tokens > largest or tokens > max_num_tokens:
+        if tokens > largest:
             why = f"no multiple of the decode query length {decode_query_len} fits below the limit"
             notices.append(_unusable(size, why))
         elif num_reqs > max_num_seqs:
@@ -104,8 +105,7 @@ def build_candidates(
             full = BatchExecutionDescriptor(CUDAGraphMode.FULL, tokens, num_reqs, decode_query_len)
             descriptors[full] = None
         if dynamic_drafts:
-            limit = min(largest, max_num_tokens)
-            more = _dynamic_descriptors(size, decode_query_len, max_num_seqs, limit)
+            more = _dynamic_descriptors(size, decode_query_len, max_num_seqs, largest)
             descriptors.update(dict.fromkeys(more))
     ordered = sorted(descriptors, key=lambda d: (-FULL_RANK[d.cg_mode], -d.num_tokens))
     return Candidates(tuple(ordered), tuple(notices))

@@ -109,7 +109,8 @@ class InputBatch:
     num_computed_tokens_np, prefill_len_np, num_computed_prefill_tokens_np int [num_reqs],
     is_prefilling_np bool [num_reqs]: the phase is what is left to prefill, not the query's shape.
     has_prefill: whether any request of the *global* batch prefills.
-    input_ids int32, positions int64, is_padding bool [tokens after padding].
+    input_ids int32, positions int64, is_padding bool [tokens after padding]. gathered_is_padding
+    [the same x pcp]: flags of all PCP ranks' tokens, where the forward pass is handed those.
     logits_indices int64: last token of each row in the global batch; empty in a rank-local one,
     which nothing is sampled from.
     The rest stands for upstream's fields of the same name: carried, not read here.
@@ -136,6 +137,7 @@ class InputBatch:
     positions: Tensor
     is_padding: Tensor
     logits_indices: Tensor
+    gathered_is_padding: Tensor | None = None
     dcp_local_seq_lens: Tensor | None = None
     num_draft_tokens: int = 0
     num_draft_tokens_per_req: IntArray | None = None

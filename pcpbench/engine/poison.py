@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pcpbench.engine.buffers import MOE_IS_PADDING
 from pcpbench.engine.draft_model import DraftWorker
 from pcpbench.engine.engine import Engine
 from pcpbench.engine.input_batch import InputBuffers
@@ -119,6 +120,9 @@ def _poison_worker(worker: Worker, masks: Sequence[NDArray[np.bool_]], kind: str
             manager.input_block_tables[group].fill_(foreign)
             if manager.slot_mappings is not None:
                 manager.slot_mappings[group].fill_(wrong_slot)
+    gathered = None if manager is None else manager.persistent_buffers().get(MOE_IS_PADDING)
+    if gathered is not None:
+        gathered.fill_(True)
 
 
 def _poison_draft(rank: DraftWorker, masks: Sequence[NDArray[np.bool_]]) -> None:

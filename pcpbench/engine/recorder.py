@@ -98,7 +98,7 @@ def record_rank(
     """Copy what a prepared step left on one rank, with its results where there are any."""
     batch, metadata, manager = worker.local_batch, worker.context.metadata, worker.pcp_manager
     assert batch is not None
-    dcp_lens = batch.dcp_local_seq_lens
+    dcp_lens, gathered = batch.dcp_local_seq_lens, batch.gathered_is_padding
     tables = () if metadata is None else metadata.block_tables
     slots = (
         np.zeros((0, 0), dtype=np.int64) if metadata is None else host_copy(metadata.slot_mappings)
@@ -129,6 +129,7 @@ def record_rank(
         row_start=np.array(row_start),
         hidden_restore_idx=None if restore is None else host_copy(restore),
         gathered_kv_write_mask=None if mask is None else host_copy(mask),
+        gathered_is_padding=None if gathered is None else host_copy(gathered),
         descriptor=descriptor,
         dispatch_num_reqs=counts.num_reqs,
         dispatch_num_tokens=counts.num_tokens,

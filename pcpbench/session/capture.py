@@ -22,7 +22,13 @@ from pcpbench.report.progress import make_progress
 from pcpbench.request import CaptureRequest
 from pcpbench.results import CapturedGraph, CaptureResult
 from pcpbench.scenarios.schema import Limits
-from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
+from pcpbench.session.settings import (
+    chosen_settings,
+    idle_settings,
+    known_differences,
+    settings_of,
+    target_settings,
+)
 from pcpbench.targets.choice import make_target
 
 
@@ -67,7 +73,7 @@ def run_capture(request: CaptureRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
-                    *target.traits.notices_for(request.options.pcp, request.options.dcp),
+                    *known_differences(target.traits, request.options),
                     *unused,
                 ),
                 wall_s=time.perf_counter() - start,

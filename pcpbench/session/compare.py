@@ -31,7 +31,13 @@ from pcpbench.session.engine_run import run_engine_compare
 from pcpbench.session.inject import fault_named, planted_stand, without_bill
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.planning import plan_for
-from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
+from pcpbench.session.settings import (
+    chosen_settings,
+    idle_settings,
+    known_differences,
+    settings_of,
+    target_settings,
+)
 from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.tracing import MAX_TRACED_STEPS
@@ -90,7 +96,7 @@ def run_compare(request: CompareRequest) -> int:
                 notices=(
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
-                    *target.traits.notices_for(request.options.pcp, request.options.dcp),
+                    *known_differences(target.traits, request.options),
                     *builder.notices,
                     *locator.notices,
                 ),

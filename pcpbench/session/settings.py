@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from pcpbench.engine_options import AUTO, EngineOptions
+from pcpbench.model.presets import model_shape
 from pcpbench.records import Notice
 from pcpbench.targets.protocol import Target
+from pcpbench.traits import Traits
 
 
 def settings_of(options: EngineOptions, *, device: str, backend: str) -> dict[str, Any]:
@@ -55,6 +57,13 @@ def chosen_settings(options: EngineOptions) -> tuple[Notice, ...]:
         "tokens and other shards gather equal amounts only where attention is sparse."
     )
     return (Notice(setting="model", message=message),)
+
+
+def known_differences(traits: Traits, options: EngineOptions) -> tuple[Notice, ...]:
+    """What a run of these options says of where its target is known to differ."""
+    groups = model_shape(options.preset).kv_groups
+    has_window = any(group.sliding_window for group in groups)
+    return traits.notices_for(options.pcp, options.dcp, has_window)
 
 
 def idle_settings(options: EngineOptions) -> tuple[Notice, ...]:

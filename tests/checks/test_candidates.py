@@ -42,6 +42,8 @@ def test_sizes_that_are_no_multiple_by_hand(plan):
         ("FULL", 3, 1, 3, None),
         ("FULL", 6, 2, 3, None),
     }
+    # 80 is no size of a step of 64 tokens, so 8 is the largest still.
+    assert wanted_shapes(setup_of(FULL, (4, 8, 80), 3), plan) == {("FULL", 6, 2, 3, None)}
     # 17 requests are more than a step holds.
     assert wanted_shapes(setup_of(FULL, (16, 17), 1), plan) == {("FULL", 16, 16, 1, None)}
     assert wanted_shapes(setup_of(CUDAGraphMode.PIECEWISE, (4,), 3), plan) == {
@@ -69,7 +71,9 @@ def test_drafts_that_vary_add_every_length_and_a_varlen_graph_by_hand(plan):
 @pytest.mark.parametrize("mode", [FULL, MIXED, CUDAGraphMode.PIECEWISE])
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 9])
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("sizes", [(1, 2, 4), (8, 8, 3, 16), (64, 65), (5,), (1, 2, 4, 8, 16, 32)])
+@pytest.mark.parametrize(
+    "sizes", [(1, 2, 4), (8, 8, 3, 16), (64, 65), (5, 70), (1, 2, 4, 8, 16, 32)]
+)
 def test_the_engine_builds_what_is_wanted(plan, mode, length, sizes, dynamic):
     limits = {"max_num_seqs": 16, "max_num_tokens": 64}
     built = build_candidates(mode, sizes, decode_query_len=length, dynamic_drafts=dynamic, **limits)

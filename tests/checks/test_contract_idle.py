@@ -79,6 +79,17 @@ def test_what_the_last_step_left_is_named(kit, dcp, contract, field, place, valu
     assert hits[0][2].startswith(words)
 
 
+def test_flags_of_all_ranks_tokens_are_all_padding(kit):
+    setup = kit.setup(pcp=2)
+    record = kit.idle_record(setup, kit.full(2))
+    for wrong, right in (({}, []), ({3: False}, [("C3", 1)])):
+        flags = np.ones(4, dtype=np.bool_)
+        for place, value in wrong.items():
+            flags[place] = value
+        changed = kit.change_rank(record, 1, gathered_is_padding=flags)
+        assert [place[:2] for place in found(setup, changed)] == right
+
+
 def test_a_stale_table_row_is_named_also_past_the_first(kit, dcp):
     record = kit.idle_record(dcp, kit.full(4))
     stale = (put(record.ranks[0].block_tables[0], (3, 1), 8),)

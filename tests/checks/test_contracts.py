@@ -614,3 +614,17 @@ def test_what_is_sampled_is_the_best_token_or_one_that_ties_with_it(prefill):
     better = replace(record, logits=put(record.logits, (1, other), 10.0))
     found = [(v.contract, v.tensor) for v in judge(bench, step, expected, better)]
     assert found == [("C7", "sampled")]
+
+
+@pytest.mark.parametrize("place", [None, 0, 2, 3, 5])
+def test_flags_of_all_pcp_ranks_tokens_are_compared_rank_by_rank(kit, place):
+    """Five decodes on two ranks, three tokens each after padding: [0 0 0 | 0 0 1]."""
+    bench = kit.Bench(kit.make_plan([3, 9, 5, 2, 7], 1, block_size=16), kit.setup("eager", pcp=2))
+    step, expected, record = bench.at(1)
+    flags = np.array([False] * 5 + [True])
+    if place is not None:
+        flags[place] = ~flags[place]
+    record = kit.change_rank(record, 0, gathered_is_padding=flags)
+    view = StepView(plan=step, record=record, setup=bench.setup, expected=expected)
+    told = [(v.contract, v.rank, v.tensor) for v in check_step(view)]
+    assert told == ([] if place is None else [("C3", 0, "gathered_is_padding")])

@@ -101,6 +101,18 @@ def test_a_prefill_is_a_class_only_where_a_graph_was_asked_for_it(kit):
     assert batch.wanted == "PIECEWISE"
 
 
+def test_a_prefill_that_ran_as_full_was_served(kit):
+    """Whether it may is C10's to say."""
+    both, graphs = CUDAGraphMode.FULL_AND_PIECEWISE, (kit.full(4), kit.piecewise(4))
+    setup = kit.setup("full", mode=both, candidates=graphs)
+    for chosen, named in ((kit.full(4), 0), (kit.NONE, 1)):
+        bench = kit.Bench(kit.make_plan([1, 2], 1), setup)
+        audit = DispatchAudit(setup)
+        step, expected, record = bench.at(0, chosen, "" if chosen.num_reqs else "why")
+        audit.observe(step, record, expected)
+        assert len(audit.summary().never_served) == named
+
+
 def test_eager_arms_have_no_class(kit):
     summary = audit_of(kit, 3, mode=CUDAGraphMode.NONE, reason="").summary()
     assert summary.never_served == ()

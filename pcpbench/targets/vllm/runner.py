@@ -23,6 +23,7 @@ from pcpbench.config import EngineConfig
 from pcpbench.kv_groups import KVGroup
 from pcpbench.targets.vllm.api import RankView, VllmApi, check_names
 from pcpbench.targets.vllm.settings import MissingSetting, asked_for, vllm_config
+from pcpbench.targets.vllm.views import gathers_flags
 
 MANAGER_STATE = (
     "_global_batch",
@@ -313,6 +314,8 @@ class RankRunner:
                 )
         except _Reached as reached:
             buffers.is_padding.fill_(True)  # as ModelCudaGraphManager.capture does
+            if self.pcp_manager is not None and gathers_flags(self.pcp_manager):
+                self.pcp_manager.moe_is_padding(buffers.is_padding[: descriptor.num_tokens])
             return reached.ready
         raise RuntimeError("inputs to capture were prepared without attention metadata")
 

@@ -45,6 +45,7 @@ def vllm_config(api: VllmApi, config: EngineConfig) -> Any:
     """What stands for a VllmConfig."""
     parallel, model = config.parallel_config, config.model_config
     scheduler, compilation = config.scheduler_config, config.compilation_config
+    sizes = _usable_sizes(config)
 
     def settings(what: str, **named: Any) -> Settings:
         return Settings(what, api.version, **named)
@@ -88,8 +89,8 @@ def vllm_config(api: VllmApi, config: EngineConfig) -> Any:
         compilation_config=settings(
             "compilation_config",
             cudagraph_mode=api.mode(compilation.cudagraph_mode),
-            cudagraph_capture_sizes=list(compilation.cudagraph_capture_sizes),
-            max_cudagraph_capture_size=compilation.max_cudagraph_capture_size,
+            cudagraph_capture_sizes=sizes,
+            max_cudagraph_capture_size=max(sizes, default=0),
         ),
         cache_config=settings("cache_config", use_kda_recoverssm=False),
         observability_config=settings("observability_config", cudagraph_metrics=False),
@@ -97,3 +98,13 @@ def vllm_config(api: VllmApi, config: EngineConfig) -> Any:
         num_speculative_tokens=config.num_speculative_tokens,
         lora_config=None,
     )
+
+
+def _usable_sizes(config: EngineConfig) -> list[int]:
+    """Capture sizes that a step has room for, as a VllmConfig leaves them.
+
+    It drops what is past max_num_batched_tokens and takes the largest of the rest as the limit of
+    rounding. Why a size is not used is told by pcpbench's notices, the same for both targets.
+    """
+    room = config.scheduler_config.max_num_batched_tokens
+    return sorted({n for n in config.compilation_config.cudagraph_capture_sizes if n <= room})

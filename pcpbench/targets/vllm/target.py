@@ -10,6 +10,7 @@ from pcpbench.errors import UsageError
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Notice
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
+from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import VllmApi, vllm_api
 from pcpbench.targets.vllm.engine import VllmEngine
 from pcpbench.targets.vllm.orders import arrange
@@ -21,6 +22,8 @@ TRAITS = Traits(
     counts_whole_batch=True,
     idle_has_context=False,
     stale_padding_without_pcp=True,
+    short_prefill_is_decode_without_pcp=True,
+    given_back_in_tables_under_dcp=True,
     notices=(
         Notice(
             setting="target",
@@ -36,6 +39,12 @@ TRAITS = Traits(
             "wrote them, where pcpbench's are 0: C3 looks at their flags only. That nothing reads "
             "them is what --check full shows (C16).",
         ),
+        Notice(
+            setting="target",
+            message="without PCP vLLM dispatches a prefill of one token behind a context like a "
+            "decode, where pcpbench's is a prefill to its end: C10 takes the smallest graph that "
+            "covers such a step as decodes, and no other.",
+        ),
     ),
     notices_with_dcp=(
         Notice(
@@ -44,16 +53,33 @@ TRAITS = Traits(
             "some: C1 and C6 expect none.",
         ),
     ),
+    notices_with_dcp_and_window=(
+        Notice(
+            setting="target",
+            message="under DCP vLLM leaves the ids of blocks that a request has given back in its "
+            "table, in columns wholly before its sliding window, where pcpbench's are 0: C5 takes "
+            "these ids, and no others. That nothing reads them is what --check full shows (C16).",
+        ),
+    ),
 )
 
 
 class VllmTarget(BuiltinTarget):
-    """Builds arms over the installed vLLM; raises CannotMeasure where there is none to drive."""
+    """Builds arms over the installed vLLM.
+
+    Raises CannotMeasure where there is none to drive, UsageError for a CPU beside an accelerator.
+    """
 
     name = "vllm"
 
     def __init__(self, device: torch.device, backend: GraphBackend) -> None:
         super().__init__(device, backend)
+        if device.type == "cpu" and host.has_accelerator():
+            raise UsageError(
+                "--device is cpu, and with an accelerator in sight vLLM's kernels are compiled for "
+                "that: use --device cuda, or set CUDA_VISIBLE_DEVICES= (to nothing), which has "
+                "them run in Triton's interpreter."
+            )
         self.api: VllmApi = vllm_api()
         self.version = self.api.version
         self.traits = TRAITS

@@ -11,6 +11,7 @@ from typing import Any, cast
 import numpy as np
 from torch import Tensor
 
+from pcpbench.engine.buffers import MOE_IS_PADDING
 from pcpbench.engine.input_batch import InputBatch
 from pcpbench.records import IntArray
 
@@ -156,8 +157,8 @@ class ManagerView:
         }
         named["slot_mappings"] = self.slot_mappings
         named["global_slot_mappings"] = self.inner._global_batch_slot_mappings
-        if getattr(self.inner, "_moe_is_padding", None) is not None:
-            named["moe_is_padding"] = self.inner._moe_is_padding
+        if gathers_flags(self.inner):
+            named[MOE_IS_PADDING] = self.inner._moe_is_padding
         return named
 
 
@@ -179,15 +180,25 @@ def local_rows(local: Any, whole: Any) -> tuple[IntArray, IntArray]:
     return rows, starts.astype(np.int64)
 
 
-def our_batch(theirs: Any, buffers: Any = None) -> InputBatch:
+def gathers_flags(manager: Any) -> bool:
+    """Whether this PCPManager flags all ranks' tokens, for each rank to route them all.
+
+    vLLM 0.33 does so without expert parallelism.
+    """
+    return getattr(manager, "_moe_is_padding", None) is not None
+
+
+def our_batch(theirs: Any, manager: Any = None) -> InputBatch:
     """An InputBatch of vLLM as ours, on the same tensors.
 
-    buffers: take the padding flags from these input buffers; vLLM's batch has those of all ranks'
-    tokens where it lets each rank route them all.
+    manager: the PCPManager that made it, if one did. Where it flags all ranks' tokens, one rank's
+    after the other, this rank's are is_padding, and all of them gathered_is_padding: of
+    [0 0 1 | 0 1 1] rank 1 has [0 1 1].
     """
-    is_padding = theirs.is_padding
-    if buffers is not None:
-        is_padding = buffers.is_padding[: theirs.num_tokens_after_padding]
+    is_padding, gathered, total = theirs.is_padding, None, theirs.num_tokens_after_padding
+    if manager is not None and gathers_flags(manager):
+        gathered = theirs.is_padding
+        is_padding = gathered[manager.pcp_rank * total :][:total]
     return InputBatch(
         req_ids=list(theirs.req_ids),
         num_reqs=theirs.num_reqs,
@@ -209,6 +220,7 @@ def our_batch(theirs: Any, buffers: Any = None) -> InputBatch:
         input_ids=theirs.input_ids,
         positions=theirs.positions,
         is_padding=is_padding,
+        gathered_is_padding=gathered,
         logits_indices=theirs.logits_indices,
         dcp_local_seq_lens=theirs.dcp_local_seq_lens,
         num_draft_tokens=theirs.num_draft_tokens,

@@ -25,7 +25,7 @@ from pcpbench.engine.verification import count_accepted
 from pcpbench.engine.worker import Sampled, Worker
 from pcpbench.errors import CannotMeasure
 from pcpbench.model.decoder import MLADecoder
-from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import StepPlan
 from pcpbench.targets.vllm.api import RankView, VllmApi
@@ -118,15 +118,10 @@ class VllmWorker(Worker):
         """Hand the forward pass what vLLM prepared for this descriptor."""
         self._use(self._prepared(), descriptor)
 
-    def _use(
-        self, ready: Ready, descriptor: BatchExecutionDescriptor, attention: bool = True
-    ) -> None:
-        """Make a prepared batch the one that `forward` runs on."""
-        batch = our_batch(ready.batch, self.local_buffers)
+    def _use(self, ready: Ready, descriptor: BatchExecutionDescriptor) -> None:
+        """Make a prepared batch the one that `forward` runs on, a dummy one with attention, too."""
+        batch = our_batch(ready.batch, self.runner.pcp_manager)
         self.local_batch = batch
-        if not attention:
-            self.context.metadata = None
-            return
         is_real = ready is self._ready
         keys = self._prefill_keys(batch, descriptor) if is_real else None
         self._set_metadata(batch, ready.tables, ready.slots, keys)
@@ -134,10 +129,9 @@ class VllmWorker(Worker):
     def stage_dummy(self, descriptor: BatchExecutionDescriptor) -> None:
         """A dummy batch of a captured shape, as vLLM stages it for a capture.
 
-        A PIECEWISE graph holds no attention: only FULL ones get its inputs.
+        It prepares attention for PIECEWISE ones as well, where it runs between the segments.
         """
-        ready = self.runner.stage_for_capture(self.api.descriptor(descriptor))
-        self._use(ready, descriptor, attention=descriptor.cg_mode is CUDAGraphMode.FULL)
+        self._use(self.runner.stage_for_capture(self.api.descriptor(descriptor)), descriptor)
 
     def stage_idle(self) -> VllmCounts:
         """vLLM's dummy run for a step without work; what it handed to dispatch, and got."""
@@ -146,7 +140,7 @@ class VllmWorker(Worker):
         if asked is None:
             raise CannotMeasure(f"vllm {self.api.version} ran a dummy step without a dispatch.")
         chosen = self.api.our_descriptor(asked.descriptor)
-        self._use(ready, chosen, attention=chosen.cg_mode is CUDAGraphMode.FULL)
+        self._use(ready, chosen)
         length = self.config.decode_query_len
         return VllmCounts(asked.num_reqs, asked.num_tokens, length, False, length, chosen=chosen)
 
