@@ -95,9 +95,9 @@ def last_chunk_of_decode_length(site: Site) -> None:
 
 FAULTS: Final = (
     shipped("K18", "one-token-prompt-as-decode", "A prompt of one token is taken for a decode.",
-            one_token_is_decode, "C7", "C10", setting=ONE_TOKEN),
+            one_token_is_decode, "C7", "C10", "C12", setting=ONE_TOKEN),
     shipped("K18", "last-chunk-as-decode", "A last prefill chunk of one token is taken for a "
-            "decode.", last_chunk_is_decode, "C7", "C10", setting=ONE_TOKEN),
+            "decode.", last_chunk_is_decode, "C7", "C10", "C12", setting=ONE_TOKEN),
     shipped("K18", "first-decode-as-prefill", "A request's first decode is taken for a prefill.",
             first_decode_is_prefill, "C7", "C10", setting=ONE_TOKEN),
     shipped("K18", "first-row-speaks-for-all", "The first row's phase is taken for the whole "
