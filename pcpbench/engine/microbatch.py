@@ -25,6 +25,7 @@ from pcpbench.engine.input_batch import BufferViews, InputBatch
 from pcpbench.engine.prefill_keys import part_of
 from pcpbench.engine.routing import RoutingBuffers
 from pcpbench.engine.taps import PartTaps, TapBuffers
+from pcpbench.errors import BatchRejected
 from pcpbench.model.context import AttentionMetadata, ForwardContext
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor
@@ -161,11 +162,17 @@ class Microbatches:
         """Cut the batch and its attention inputs; with num_ubatches 1 the step runs whole.
 
         metadata: of the whole batch, None where attention is skipped. full: a FULL graph reads the
-        rows, so that they are padded to a number that the shape alone decides.
+        rows, so that they are padded to a number that the shape alone decides. Raises BatchRejected
+        for a batch that counts more or fewer requests than it holds.
         """
         self.parts = []
         if num_ubatches == 1:
             return
+        if batch.num_reqs != len(batch.req_ids):
+            raise BatchRejected(
+                f"a batch to be cut calls itself one of {batch.num_reqs} requests and holds "
+                f"{len(batch.req_ids)}: num_reqs is wrong"
+            )
         total = batch.num_tokens_after_padding
         bounds = [total * i // num_ubatches for i in range(num_ubatches + 1)]
         starts, num_reqs = batch.query_start_loc_np, batch.num_reqs

@@ -203,7 +203,7 @@ FAULTS: Final = (
             "before, in the table's own slot mapping.", stale_slots_without_pcp, "C4", "C15",
             setting=replace(TP, scenario=EDGES)),
     shipped("K09", "padded-rows-reported-real", "The rank-local batch calls its padded row count "
-            "num_reqs.", padded_rows_reported_real, "C7", "C0"),  # C0: cutting such a batch raises
+            "num_reqs.", padded_rows_reported_real, "C7"),
     shipped("K09", "tables-of-real-rows-only", "Block tables are prepared for num_reqs rows, not "
             "for num_reqs_after_padding.", tables_of_real_rows_only, "C5"),
     shipped("K09", "starts-end-at-padded-count", "Padded entries of query_start_loc equal the "
