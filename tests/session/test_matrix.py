@@ -401,6 +401,12 @@ def test_a_cell_gets_one_fault_of_each_class_that_its_world_can_hold():
     chosen = [all_faults()[name] for name in faults_for(CELL)]
     assert len({fault.class_id for fault in chosen}) == len(chosen) > 15
     assert not any(f.min_dcp > 1 or f.needs_microbatch or f.at_capture for f in chosen)
+    own = faults_for(replace(CELL, spec_tokens=1))
+    assert "one-token-prompt-as-decode" in faults_for(CELL)
+    assert "one-token-prompt-as-decode" not in own  # with drafts no decode has one token
+    assert any(all_faults()[name].min_spec_tokens for name in own)
+    experts = faults_for(replace(CELL, model="moe"))
+    assert any(all_faults()[name].needs_experts for name in experts)
     with_drafts = faults_for(replace(CELL, spec_tokens=3, microbatch=True))
     assert {all_faults()[name].class_id for name in with_drafts} > {f.class_id for f in chosen}
 
