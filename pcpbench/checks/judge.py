@@ -29,8 +29,9 @@ from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violati
 from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Drift, IntArray, NonFinite, Notice, StepRecord, StepTiming, Violation
+from pcpbench.records import Drift, IntArray, NonFinite, Notice, StepRecord, Violation
 from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
+from pcpbench.timings import StepTiming
 
 
 class ScenarioJudge:

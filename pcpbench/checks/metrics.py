@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from pcpbench.checks.stats import stat_of
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Sample, StepTiming
 from pcpbench.results import Stat
+from pcpbench.timings import Sample, StepTiming
 
 Samples = dict[tuple[str, int], float]
 """(what, repetition) -> seconds; `what` is a request, `request#gap`, or a step number."""

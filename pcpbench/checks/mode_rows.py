@@ -18,8 +18,9 @@ from pcpbench.checks.token_trace import TokenAt, num_equal
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.modes_results import ModeRow, Served, Speed, TokenTrace
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import StepRecord, StepTiming
+from pcpbench.records import StepRecord
 from pcpbench.results import Ratio
+from pcpbench.timings import StepTiming
 
 NUM_RUNS: Final = 20
 """Runs of consecutive steps that a repetition is cut into, to set two throughputs side by side."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Environment, Phase, Sample, StepRecord, StepTiming
+from pcpbench.records import Environment, StepRecord
 from pcpbench.report import columns
 from pcpbench.report.compare_rows import step_rows, summary_rows
 from pcpbench.report.csv_files import header, lines
@@ -26,6 +26,7 @@ from pcpbench.results import (
     StepAudit,
     StepDrift,
 )
+from pcpbench.timings import Phase, Sample, StepTiming
 
 RAW = (
     ("samples.csv", columns.SAMPLES),

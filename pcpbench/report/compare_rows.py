@@ -12,7 +12,7 @@ import numpy as np
 
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.plan import PLAN, ScenarioPlan, StepPlan
-from pcpbench.records import Drift, StepRecord, StepTiming
+from pcpbench.records import Drift, StepRecord
 from pcpbench.report.arms import base_arm, contract_order, drift_of, find_arm
 from pcpbench.report.columns import RATIOS, SETTINGS, STAT_NAMES, STATS
 from pcpbench.report.csv_files import Cell, Row, ms
@@ -25,6 +25,7 @@ from pcpbench.results import (
     StepAudit,
     StepDrift,
 )
+from pcpbench.timings import StepTiming
 
 PARALLEL_SIZES = tuple(c.name for c in SETTINGS if c.name.endswith("_size"))
 

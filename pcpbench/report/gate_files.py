@@ -15,8 +15,8 @@ from pcpbench.errors import CannotMeasure
 from pcpbench.gate_results import Finding, GateResult, SelfCheckResult
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, Form
 from pcpbench.records import Environment
-from pcpbench.report import columns
 from pcpbench.report.csv_files import Row, header, lines, ms
+from pcpbench.report.gate_columns import GATE
 from pcpbench.report.gate_json import gate_json
 from pcpbench.report.gate_view import sentence
 from pcpbench.report.junit import junit_of_error, junit_xml
@@ -54,7 +54,7 @@ class GateFiles(_LineFiles):
     def finish_gate(self, result: GateResult) -> None:
         """Write what the gate came to."""
         rows = [gate_row(finding) for finding in result.findings]
-        self._run_dir.write_text("gate.csv", header(columns.GATE) + lines(columns.GATE, rows))
+        self._run_dir.write_text("gate.csv", header(GATE) + lines(GATE, rows))
         self._run_dir.write_text("gate.json", gate_json(result))
         self._run_dir.write_text("junit.xml", junit_xml(result))
         self._manifest.finish(

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from pcpbench.records import Phase, Sample
 from pcpbench.report.csv_files import Row, ms
 from pcpbench.results import PlaceDrift
+from pcpbench.timings import Phase, Sample
 
 
 def sample_rows(scenario: str, samples: Iterable[Sample]) -> Iterator[Row]:

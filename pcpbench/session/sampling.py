@@ -29,7 +29,6 @@ from pcpbench.engine_options import EngineOptions
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessSample, ScenarioSample
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import StepTiming
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.ladder import Ladder, build_ladder
 from pcpbench.session.planning import plan_scenario
@@ -37,6 +36,7 @@ from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import time_arms
 from pcpbench.targets.builtin import BuiltinArm, BuiltinTarget
 from pcpbench.targets.protocol import Arm
+from pcpbench.timings import StepTiming
 
 
 def time_job(job: SampleJob) -> ProcessSample:

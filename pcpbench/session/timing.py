@@ -15,8 +15,8 @@ from functools import partial
 
 from pcpbench.device.clock import Clock, Kernels
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import StepTiming
 from pcpbench.targets.protocol import Arm, DraftingArm
+from pcpbench.timings import StepTiming
 
 Drafts = Sequence[Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | None
 """Draft tokens, one list a step: of all arms alike, or by label for arms that feed themselves."""

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pcpbench.device.clock import Clock
 from pcpbench.plan import ScenarioPlan
-from pcpbench.records import Phase
 from pcpbench.session.timing import Drafts, drafts_at, tokens_at
 from pcpbench.targets.protocol import Arm
+from pcpbench.timings import Phase
 
 MAX_TRACED_STEPS = 16
 """Steps of a scenario that are watched, its first: all would cost a twelfth of a compare."""

@@ -21,13 +21,14 @@ from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
 from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice, Phase, Sample, StepRecord, StepTiming, Violation
+from pcpbench.records import Notice, StepRecord, Violation
 from pcpbench.results import ArmSummary, PlaceDrift, ScenarioResult, StepAudit, StepDrift
 from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
 from pcpbench.session.tracing import trace_arms
 from pcpbench.targets.protocol import Arm, DraftingArm
+from pcpbench.timings import Phase, Sample, StepTiming
 
 
 class Watcher(Protocol):

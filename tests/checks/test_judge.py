@@ -12,8 +12,9 @@ from pcpbench.checks.setup import Pair
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import StepPlan
-from pcpbench.records import StepTiming, Violation
+from pcpbench.records import Violation
 from pcpbench.results import Outcome
+from pcpbench.timings import StepTiming
 from pcpbench.world import World
 
 TWIN = "eager_padded[full]"

@@ -3,7 +3,7 @@ import pytest
 
 from pcpbench.checks.metrics import arm_times, paired, request_times, samples_of
 from pcpbench.plan import NewRequest, StepPlan
-from pcpbench.records import StepTiming
+from pcpbench.timings import StepTiming
 
 
 @pytest.fixture

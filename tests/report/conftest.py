@@ -19,7 +19,6 @@ from pcpbench.records import (
     Notice,
     RankRecord,
     StepRecord,
-    StepTiming,
     Violation,
 )
 from pcpbench.report.console import make_console
@@ -44,6 +43,7 @@ from pcpbench.results import (
     StepDrift,
     overall,
 )
+from pcpbench.timings import StepTiming
 
 NONE, FULL = CUDAGraphMode.NONE, CUDAGraphMode.FULL
 

@@ -15,7 +15,7 @@ from pcpbench.gate_results import GateResult, GateVerdict, worst
 from pcpbench.gate_rules import effective_rules, parse_acceptance
 from pcpbench.records import Environment, Notice
 from pcpbench.report import github
-from pcpbench.report.columns import GATE
+from pcpbench.report.gate_columns import GATE
 from pcpbench.report.gate_files import GateFiles
 from pcpbench.report.gate_json import GateDocument, gate_json, gate_schema
 from pcpbench.report.gate_view import print_gate

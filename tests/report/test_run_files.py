@@ -9,10 +9,10 @@ import pandas as pd
 import pytest
 
 from pcpbench.errors import CaptureError, DeviceMissing, UsageError
-from pcpbench.records import Phase, Sample
 from pcpbench.report.capture_files import CaptureFiles
 from pcpbench.report.compare_files import CompareFiles
 from pcpbench.results import PlaceDrift
+from pcpbench.timings import Phase, Sample
 
 CONFTEST = Path(__file__).with_name("conftest.py")
 
