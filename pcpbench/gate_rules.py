@@ -38,6 +38,7 @@ EXAMPLES: Final = "tpot:2.5%, launch:40us, drift:0 or full_share:>=99%"
 
 _FORM: Final = re.compile(r"(?P<bound>>=)?\s*(?P<number>[^%a-zA-Z>]*?)\s*(?P<unit>%|us|ms)?")
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
+_DAY: Final = re.compile(r"\d{4}-\d{2}-\d{2}", re.ASCII)
 _SECONDS: Final = {"us": 1e-6, "ms": 1e-3}
 
 
@@ -116,7 +117,7 @@ def parse_acceptance(item: Mapping[str, object], source: str) -> Acceptance:
     reason, until = item.get("reason"), item.get("until")
     if not isinstance(reason, str) or not reason.strip():
         raise UsageError(f"{source}: accept needs a reason: say why the regression is known.")
-    if isinstance(until, str):
+    if isinstance(until, str) and _DAY.fullmatch(until.strip()):
         try:
             until = date.fromisoformat(until.strip())
         except ValueError:
@@ -162,24 +163,32 @@ def effective_rules(layers: Sequence[tuple[str, Iterable[str]]]) -> tuple[Rule, 
 
     layers: (source, rules) from the weakest. A rule replaces the one of its metric, statistic and
     form; `METRIC:off` takes all of a metric and statistic away. Raises UsageError for two rules of
-    one source of which the second would replace the first, and where none is left.
+    one source of which the second would replace the first or take it away, or the other way round,
+    and where none is left.
     """
     found: dict[tuple[str, Form], Rule] = {}
     for source, texts in ((DEFAULT_SOURCE, DEFAULT_RULES), *layers):
-        given: dict[tuple[str, Form], str] = {}
+        given: dict[tuple[str, Form | None], str] = {}
         for text in texts:
             rule = parse_rule(text, source)
+            earlier = next((given[key] for key in given if _is_same(key, rule)), None)
+            if earlier is not None:
+                raise _bad(source, text, f"comes after {earlier!r}", "leave one of the two out")
             if isinstance(rule, str):
+                given[rule, None] = text
                 found = {key: other for key, other in found.items() if other.name != rule}
-            elif rule.key in given:
-                raise _bad(
-                    source, text, f"comes after {given[rule.key]!r}", "leave one of the two out"
-                )
             else:
                 found[rule.key], given[rule.key] = rule, text
     if not found:
         raise UsageError("every rule is off: a gate without a rule would pass anything.")
     return tuple(found.values())
+
+
+def _is_same(key: tuple[str, Form | None], rule: Rule | str) -> bool:
+    """Whether a rule (its name, for one that is `off`) is about what one of this key is about."""
+    if isinstance(rule, str):
+        return key[0] == rule
+    return key[0] == rule.name and key[1] in (None, rule.form)
 
 
 def _metric(name: str, text: str, source: str) -> tuple[str, str]:

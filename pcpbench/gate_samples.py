@@ -9,7 +9,7 @@ process gives one value of each metric and scenario (a median over its own sampl
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -18,6 +18,7 @@ from pcpbench.results import Stat
 
 TIME_METRICS: Final = ("tpot", "itl", "ttft", "step", "launch")
 """Names of what is timed, as in ArmSummary; `docs/measures.md` has the formulas."""
+Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class MetricSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +47,7 @@ class ScenarioSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     plan_hash: str
     metrics: dict[str, MetricSample]
     capture_s: float | None = None
-    num_wrong: int = 0
+    num_wrong: Count = 0
 
 
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -81,10 +82,10 @@ class JudgedScenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     plan_hash: str
     outcome: str
     reasons: tuple[str, ...]
-    num_drifts: int
-    num_violations: int
-    decode_steps: int
-    steps_full: int
+    num_drifts: Count
+    num_violations: Count
+    decode_steps: Count
+    steps_full: Count
 
     @property
     def full_share(self) -> float | None:

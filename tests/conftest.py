@@ -52,7 +52,7 @@ class FakeGate:
             num_wrong=num_wrong,
         )
 
-    def process(self, *scenarios, wall_s=1.0):
+    def process(self, *scenarios, wall_s=1.0, started_at=""):
         from pcpbench.gate_samples import ProcessSample
         from pcpbench.records import Environment
 
@@ -60,10 +60,14 @@ class FakeGate:
             scenarios=tuple(scenarios or [self.scenario()]),
             environment=Environment(),
             wall_s=wall_s,
+            started_at=started_at,
         )
 
     def processes(self, ratios, **scenario):
-        return tuple(self.process(self.scenario(ratio=r, **scenario)) for r in ratios)
+        return tuple(
+            self.process(self.scenario(ratio=ratio, **scenario), started_at=f"second {second}")
+            for second, ratio in enumerate(ratios)
+        )
 
     @staticmethod
     def judged(name="s", outcome="pass", drifts=0, violations=0, steps=(10, 10), plan_hash="p"):

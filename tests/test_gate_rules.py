@@ -116,6 +116,14 @@ def test_two_rules_of_one_source_for_the_same_thing_are_refused(second):
         effective_rules([("--fail-on", ["tpot:2.5%", "itl:1%", second])])
 
 
+@pytest.mark.parametrize("pair", [("tpot:off", "tpot:3%"), ("tpot:40us", "median_tpot:off")])
+def test_a_rule_and_its_off_in_one_source_are_refused(pair):
+    with pytest.raises(UsageError, match="leave one of the two out"):
+        effective_rules([("--fail-on", pair)])
+    rules = effective_rules([("--fail-on", ["p99_tpot:off", "tpot:3%"])])
+    assert "tpot:3%" in {rule.text for rule in rules}
+
+
 def test_the_defaults_are_rules():
     assert all(isinstance(parse_rule(text), Rule) for text in DEFAULT_RULES)
     assert [rule.text for rule in effective_rules([])] == list(DEFAULT_RULES)
@@ -136,6 +144,8 @@ def test_an_acceptance_has_a_limit_a_day_and_a_reason():
         ({"reason": "  "}, "needs a reason"),
         ({"until": "soon"}, "last day"),
         ({"until": None}, "last day"),
+        ({"until": "20270131"}, "last day"),
+        ({"until": "2027-W05"}, "last day"),
         ({"rule": "tpot:off"}, "how much"),
         ({"rule": None}, "how much"),
         ({"rule": "drift:1"}, "cannot"),

@@ -119,6 +119,14 @@ def is_settled(findings: Sequence[Finding]) -> bool:
     )
 
 
+def is_broken(findings: Sequence[Finding]) -> bool:
+    """Whether numbers are wrong: no process more could mend that, or has a speed to compare."""
+    return any(
+        finding.verdict is GateVerdict.REGRESSION and finding.rule.metric in COUNTS
+        for finding in findings
+    )
+
+
 def value_of(sample: ScenarioSample, rule: Rule) -> float | None:
     """The number that one process gives a rule: a log ratio, or seconds; None where it has none.
 
@@ -248,14 +256,18 @@ _WHY: Final = {
 def _problem(rule: Rule, scenario: str, case: Case) -> str:
     """Why a scenario's times may not be compared, "" where they may."""
     judged, samples = case.run.verdict_on(scenario), case.run.samples(scenario)
+    hashes = {s.plan_hash for side in (case.baseline, case.run) for s in side.samples(scenario)}
+    if judged is not None:
+        hashes.add(judged.plan_hash)
+    if len(hashes) > 1:
+        return "the scenario is another one now: its steps are not those of the baseline"
+    if not case.run.processes:
+        return "the run has not timed this scenario: it has no process"
     if not samples:
         return "the run has not timed this scenario"
     if judged is None or judged.outcome != "pass":
         outcome = "was not judged" if judged is None else f"is {judged.outcome}"
         return f"the run's scenario {outcome}: it has no speed to compare"
-    hashes = {s.plan_hash for side in (case.baseline, case.run) for s in side.samples(scenario)}
-    if len(hashes) > 1:
-        return "the scenario is another one now: its steps are not those of the baseline"
     if rule.form is Form.MORE_SECONDS and not case.same_machine:
         return (
             "the baseline was made on another machine, whose times are never judged: use a rule "
@@ -275,6 +287,8 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
     where = ", ".join(f"{name} ({number})" for name, number in counts.items() if number)
     if total > rule.limit:
         reasons = [r for j in judged if counts[j.scenario] for r in j.reasons[:1]]
+        if rule.metric == "contracts":
+            reasons += [told for j in judged if (told := _wrong(j, case.run))]
         verdict, why = GateVerdict.REGRESSION, "; ".join([where, *reasons[:2]])
     elif skipped:
         first = skipped[0]
@@ -313,9 +327,24 @@ def _count(judged: JudgedScenario, metric: str, side: Side) -> int:
     once for a scenario that failed for anything else."""
     if metric == "drift":
         return judged.num_drifts
-    wrong = sum(s.num_wrong for s in side.samples(judged.scenario))
+    wrong = _num_wrong(judged, side)
     other = judged.outcome == "fail" and not (judged.num_drifts or judged.num_violations)
     return judged.num_violations + wrong + int(other)
+
+
+def _num_wrong(judged: JudgedScenario, side: Side) -> int:
+    return sum(sample.num_wrong for sample in side.samples(judged.scenario))
+
+
+def _wrong(judged: JudgedScenario, side: Side) -> str:
+    """What the timed steps of a scenario did wrong, "" for nothing."""
+    number = _num_wrong(judged, side)
+    if not number:
+        return ""
+    return (
+        f"{number} timed steps of {judged.scenario} sampled other tokens than the first run of "
+        "their arm (C14)"
+    )
 
 
 def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding:

@@ -12,7 +12,14 @@ from rich.console import Console
 from rich.text import Text
 
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
-from pcpbench.gate_rules import CAPTURE_TIME, COUNTS, FULL_SHARE, Form
+from pcpbench.gate_rules import (
+    CAPTURE_TIME,
+    COUNTS,
+    DEFAULT_SOURCE,
+    FULL_SHARE,
+    Form,
+    effective_rules,
+)
 from pcpbench.report import units
 from pcpbench.report.console import Facts, add_notices, is_wide, new_table, words_line
 
@@ -34,6 +41,7 @@ def print_gate(result: GateResult, console: Console) -> None:
     words_line(console, word(result.verdict), STYLES[result.verdict], summary(result))
     facts = Facts()
     facts.add("Compared", compared(result), style="dim")
+    facts.add("Rules", rules_of(result), style="dim")
     facts.print(console)
     console.print()
     wide = is_wide(console)
@@ -158,6 +166,17 @@ def compared(result: GateResult) -> str:
         f"{result.run} ({units.count(result.num_run, 'process').replace('processs', 'processes')}) "
         f"against {result.baseline} ({result.num_baseline}), {result.wall_s:.0f} s"
     )
+
+
+def rules_of(result: GateResult) -> str:
+    """Where the rules came from, what somebody set first, and which default ones do not apply."""
+    by_source: dict[str, list[str]] = {}
+    for rule in sorted(result.rules, key=lambda rule: rule.source == DEFAULT_SOURCE):
+        by_source.setdefault(rule.source, []).append(rule.text)
+    told = [f"{source}: {', '.join(texts)}" for source, texts in by_source.items()]
+    names = {rule.name for rule in result.rules}
+    off = [rule.name for rule in effective_rules([]) if rule.name not in names]
+    return "; ".join([*told, *([f"not judged: {', '.join(off)}"] if off else [])])
 
 
 def confidence(finding: Finding) -> str:

@@ -18,6 +18,7 @@ from pcpbench.report.gate_view import (
     compared,
     confidence,
     processes,
+    rules_of,
     sentence,
     summary,
     word,
@@ -83,6 +84,8 @@ def markdown(result: GateResult) -> str:
         _cell(summary(result)),
         "",
         _cell(compared(result)),
+        "",
+        _cell(f"Rules: {rules_of(result)}"),
         "",
         "| rule | scenario | verdict | baseline | run | change [interval] | confidence | "
         "processes |",

@@ -14,6 +14,7 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
 from pcpbench.report.gate_view import acceptance, sentence
+from pcpbench.report.printable import printable
 
 SUITE: Final = "pcpbench gate"
 _NO_XML: Final = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -71,5 +72,5 @@ def _of(kind: type[Failure | Error | Skipped], facts: str, type_: str) -> Failur
 
 
 def _clean(text: str) -> str:
-    """Without characters that XML 1.0 cannot hold."""
-    return _NO_XML.sub("", text)
+    """As a terminal shows it, and without what XML 1.0 cannot hold."""
+    return _NO_XML.sub("", printable(text))

@@ -197,6 +197,8 @@ def _problem(measured: Measured, least: int) -> str:
         return f"has a process that ended without a sample ({measured.failures[0].why})"
     if not processes:
         return ""
+    if len(set(map(_checksum, processes))) < len(processes):
+        return "is damaged (it holds a process twice)"
     names = [[s.scenario for s in process.scenarios] for process in processes]
     if not names[0] or len(set(names[0])) != len(names[0]) or any(n != names[0] for n in names):
         return "is damaged (its processes did not time the same scenarios)"

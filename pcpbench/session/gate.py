@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from pcpbench.checks.acceptances import expired, idle
-from pcpbench.checks.gate import Case, Side, applicable, is_settled, judge_gate
+from pcpbench.checks.gate import Case, Side, applicable, is_broken, is_settled, judge_gate
 from pcpbench.errors import CannotMeasure, MeasuredFailure, UsageError
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import Finding, GateResult
@@ -49,9 +49,9 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResu
     settings = resolve_settings(request.options)
     baseline = read_measured(request.baseline or Path(), "baseline")
     run = None if request.run is None else read_measured(request.run, "run")
-    if run is not None and run.processes == baseline.processes:
+    if run is not None and any(process in baseline.processes for process in run.processes):
         raise UsageError(
-            f"RUN is {str(request.run)!r}, which holds the same processes as the baseline: name "
+            f"RUN is {str(request.run)!r}, which holds processes of the baseline itself: name "
             "another run, or leave RUN out to have one measured now."
         )
     gate = Gate(request, settings, baseline, start)
@@ -95,10 +95,7 @@ class Gate:
                 progress.start("fresh processes", self.settings.processes, "processes")
                 expected_s = expected_of(self.baseline.processes)
                 gathering.take_until(
-                    lambda grown: is_settled(self.judge(grown)),
-                    self.settings.processes,
-                    self._deadline,
-                    expected_s,
+                    self._is_settled, self.settings.processes, self._deadline, expected_s
                 )
                 if not (gathering.measured.processes or gathering.measured.failures):
                     self._notices.append(self._too_short(expected_s))
@@ -108,19 +105,23 @@ class Gate:
         """Judge a run that was measured before; go on measuring if it is undecided and ours."""
         with self._files(run) as files, make_progress() as progress:
             gathering = self._gathering(run, files, progress)
-            if not is_settled(self.judge(run)):
+            is_bare = bool(run.judged) and not (run.processes or run.failures)
+            if (is_bare and not self._is_hopeless(run)) or not is_settled(self.judge(run)):
                 problem = _why_not_extended(run)
                 if problem:
                     message = f"the run is judged as it is and was not extended: {problem}."
                     self._notices.append(Notice(setting="run", message=message))
                 else:
-                    progress.start("more processes", self.settings.processes, "processes")
+                    progress.say("undecided as it is: measuring on")
                     gathering.take_until(
-                        lambda grown: is_settled(self.judge(grown)),
-                        0,
+                        self._is_settled,
+                        0 if run.processes else self.settings.processes,
                         self._deadline,
                         expected_of(run.processes or self.baseline.processes),
                     )
+            if not (run.judged or run.processes or run.failures):
+                message = "it was ended before anything was known of it: gate again without RUN."
+                self._notices.append(Notice(setting="run", message=message))
             return self._finish(files, gathering.measured)
 
     def judge(self, run: Measured) -> tuple[Finding, ...]:
@@ -137,6 +138,14 @@ class Gate:
             return failures
         return failures + judge_gate(case, self._rules, self.settings.accept)
 
+    def _is_settled(self, run: Measured, at_look: bool) -> bool:
+        """Whether no process more is wanted; before the first look only where counts have said so.
+
+        Each look at times has its chance to err; a count is as it is after the first process.
+        """
+        findings = self.judge(run)
+        return is_settled(findings) if at_look else is_broken(findings)
+
     def _gathering(self, run: Measured, files: GateFiles, progress: Progress) -> Gathering:
         """The run, on disk as far as it is measured, and ready to grow."""
         files.add_lines(SAMPLES_NAME, samples_bytes(run))
@@ -147,9 +156,15 @@ class Gate:
         )
 
     def _is_hopeless(self, run: Measured) -> bool:
-        """Whether times would change nothing: settings differ, or a scenario failed already."""
+        """Whether times would change nothing: settings differ, a scenario failed already, or each
+        that would be timed is another one now."""
         failed = any(scenario.outcome == "fail" for scenario in run.judged)
-        return failed or bool(incomparable(self.baseline, run))
+        return failed or bool(incomparable(self.baseline, run)) or self._has_changed(run)
+
+    def _has_changed(self, run: Measured) -> bool:
+        steps = {judged.scenario: judged.plan_hash for judged in run.judged}
+        timed = self.baseline.processes[0].scenarios
+        return all(steps.get(s.scenario, s.plan_hash) != s.plan_hash for s in timed)
 
     def _too_short(self, expected_s: float) -> Notice:
         message = (

@@ -53,13 +53,14 @@ class Gathering:
 
     def take_until(
         self,
-        is_settled: Callable[[Measured], bool],
+        is_settled: Callable[[Measured, bool], bool],
         num_first: int,
         deadline: float,
         expected_s: float = 0.0,
     ) -> None:
         """Measure `num_first` processes, then more while it is unsettled and another one fits
-        before the deadline (of `clock`). expected_s: what the first one is taken to need."""
+        before the deadline (of `clock`). is_settled: is asked with the run, and whether it has
+        `num_first` processes yet. expected_s: what the first one is taken to need."""
         started, num_before = self.clock(), len(self.measured.processes)
         while not self._is_broken():
             taken = len(self.measured.processes) - num_before
@@ -67,7 +68,7 @@ class Gathering:
             each_s = (now - started) / taken if taken else expected_s
             if now + each_s > deadline:
                 return
-            if len(self.measured.processes) >= num_first and is_settled(self.measured):
+            if is_settled(self.measured, len(self.measured.processes) >= num_first):
                 return
             self._one(deadline + SLACK_S - now)
 
@@ -96,7 +97,7 @@ def expected_of(processes: Sequence[ProcessSample]) -> float:
 
 def failure_of(error: MeasuredFailure | CannotMeasure) -> ProcessFailure:
     """A process that ended without a result: the engine's doing, or nobody knows whose."""
-    return ProcessFailure(why=str(error), is_crash=isinstance(error, CannotMeasure))
+    return ProcessFailure(why=str(error).rstrip("."), is_crash=isinstance(error, CannotMeasure))
 
 
 def finding_of(failure: ProcessFailure) -> Finding:
@@ -118,7 +119,7 @@ def check_sound(measured: Measured, told: str) -> None:
     """
     for failure in measured.failures:
         kind = CannotMeasure if failure.is_crash else MeasuredFailure
-        raise kind(f"{told}: {failure.why}")
+        raise kind(f"{told}: {failure.why}.")
     for process in measured.processes:
         for scenario in process.scenarios:
             if scenario.num_wrong:

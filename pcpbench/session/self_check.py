@@ -179,14 +179,14 @@ def _gather(
     run = measured_here(job)
     files.add_lines(name, samples_bytes(run))
     with make_progress() as progress:
-        progress.start(f"fresh processes, slowdown {job.slowdown:g}", 1, "processes")
+        progress.say(f"measuring fresh processes, slowdown {job.slowdown:g}")
         gathering = Gathering(
             measured=run,
             progress=progress,
             write=lambda line: files.add_lines(name, line),
         )
         gathering.take_until(
-            lambda grown: len(grown.processes) >= MAX_PROCESSES, 0, deadline, expected_s
+            lambda grown, _: len(grown.processes) >= MAX_PROCESSES, 0, deadline, expected_s
         )
     check_sound(gathering.measured, "nothing can be said of this machine")
     return gathering.measured

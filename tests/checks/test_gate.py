@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from pcpbench.checks.acceptances import expired, idle
-from pcpbench.checks.gate import Case, Side, applicable, is_settled, judge_gate
+from pcpbench.checks.gate import Case, Side, applicable, is_broken, is_settled, judge_gate
 from pcpbench.gate_results import GateVerdict, exit_code_of, worst
 from pcpbench.gate_rules import effective_rules, parse_acceptance, parse_rule
 from pcpbench.gate_samples import MetricSample
@@ -226,7 +226,25 @@ def test_a_failed_scenario_is_a_regression_and_has_no_speed(fake, case):
 def test_tokens_that_went_wrong_in_a_timed_process_break_a_contract(fake, case):
     wrong = Side(fake.processes(spread(0.8, 8), num_wrong=1), (fake.judged(),))
     changed = Case(baseline=case().baseline, run=wrong, same_machine=True, today=TODAY)
-    assert verdicts(changed, "contracts:0") == [GateVerdict.REGRESSION]
+    found = judge_gate(changed, effective_rules([]))
+    assert is_broken(found)
+    (contracts,) = (finding for finding in found if finding.rule.metric == "contracts")
+    assert contracts.verdict is GateVerdict.REGRESSION
+    assert "8 timed steps of s sampled other tokens than the first run" in contracts.why
+
+
+def test_a_slowdown_alone_is_no_wrong_number(case):
+    found = judge_gate(case(run=0.9), effective_rules([]))
+    assert is_settled(found)
+    assert not is_broken(found)
+
+
+def test_a_scenario_that_is_another_one_is_told_before_it_was_timed(fake, case):
+    bare = Side((), (fake.judged(plan_hash="another"),))
+    changed = Case(baseline=case().baseline, run=bare, same_machine=True, today=TODAY)
+    (tpot,) = judge_gate(changed, [parse_rule("tpot:5%")])
+    assert tpot.verdict is GateVerdict.NOT_COMPARABLE
+    assert "another one now" in tpot.why
 
 
 def test_what_could_not_be_judged_is_no_clean_count(fake, case):

@@ -118,6 +118,25 @@ def test_junit_is_xml_whatever_a_message_holds(gate):
     assert text.endswith("\ud7ff\ue000\ufffd\U00010000\U0010ffff")
 
 
+def test_junit_shows_what_turns_the_direction_of_text_as_a_terminal_does(gate):
+    (text,) = (text for _, kind, text in cases(turned(gate)) if kind == "error")
+    assert text.endswith("a\\u202eb \\x1b[31m")
+
+
+def turned(gate):
+    broken = finding_of(failure_of(CannotMeasure("a\u202eb \x1b[31m")))
+    return gate(findings=(broken, *gate().findings))
+
+
+def test_where_the_rules_came_from_is_told_and_which_defaults_are_off(gate):
+    result = gate(rules=["tpot:50%"])
+    told = "test: tpot:50%; default: full_share:0%, drift:0, contracts:0; not judged: itl, "
+    stream = io.StringIO()
+    print_gate(result, Console(file=stream, width=200))
+    assert f"{told}capture_time" in " ".join(stream.getvalue().split())
+    assert f"Rules: {told}capture_time" in github.markdown(result)
+
+
 @pytest.mark.parametrize("width", [80, 140])
 def test_the_console_shows_both_numbers_and_the_interval(gate, width):
     stream = io.StringIO()

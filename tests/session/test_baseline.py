@@ -139,6 +139,14 @@ def test_processes_that_did_not_time_the_same_are_damage(tmp_path, fake):
         read_measured(tmp_path / "b.json")
 
 
+def test_a_process_twice_is_damage(tmp_path, fake):
+    run = fake.measured(RATIOS)
+    lines = samples_bytes(run) + process_bytes(run.processes[-1])
+    (tmp_path / "samples.jsonl").write_bytes(lines)
+    with pytest.raises(UsageError, match="holds a process twice"):
+        read_measured(tmp_path, "run")
+
+
 def test_a_baseline_is_written_over_a_baseline_and_over_nothing_else(tmp_path, stored):
     check_writable(stored)
     check_writable(tmp_path / "new.json")

@@ -17,7 +17,7 @@ from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.session import gate as gate_module
 from pcpbench.session import gathering, processes
-from pcpbench.session.baseline import read_measured, write_baseline
+from pcpbench.session.baseline import read_measured, samples_bytes, write_baseline
 from pcpbench.session.gathering import SLACK_S
 from pcpbench.session.here import measured_here
 from pcpbench.session.processes import WorkerCrash, WorkerFailure
@@ -145,6 +145,45 @@ def test_a_baseline_is_not_held_against_itself(world, name, capsys):
     assert cli.run(["gate", "main.json", name, "--out", "out"]) == 2
     assert "name another run" in capsys.readouterr().err
     assert not (world.path / "out").exists()
+
+
+def test_a_run_that_holds_a_process_of_the_baseline_is_no_run(world, capsys):
+    baseline = read_measured(world.path / "main.json")
+    shared = (*baseline.processes[:1], *world.measured(num=6).processes)
+    write_baseline(world.path / "part.json", msgspec.structs.replace(world.here, processes=shared))
+    assert world.gate("part.json") == 2
+    assert "holds processes of the baseline itself" in capsys.readouterr().err
+
+
+def test_a_scenario_that_is_another_one_now_is_not_timed(world):
+    world.judged = (world.fake.judged("s", plan_hash="another"),)
+    world.save()
+    assert world.gate() == 3
+    assert world.num == 0
+    assert "the scenario is another one now" in world.found()["reasons"][0]
+
+
+def test_wrong_tokens_end_a_gate_before_its_first_look(world, monkeypatch):
+    def wrong(job, timeout_s):
+        world.num += 1
+        return world.fake.process(world.fake.scenario(num_wrong=3))
+
+    monkeypatch.setattr(gathering, "sample_once", wrong)
+    assert world.gate() == 1
+    assert world.num == 1
+
+
+def test_a_run_that_was_killed_before_its_first_process_goes_on(world, capsys):
+    bare = msgspec.structs.replace(world.here, processes=())
+    (world.path / "bare").mkdir()
+    (world.path / "bare" / "samples.jsonl").write_bytes(samples_bytes(bare))
+    assert cli.run(["gate", "main.json", "bare", "--out", "out"]) == 0
+    assert world.num == DEFAULT_PROCESSES
+    unjudged = msgspec.structs.replace(bare, judged=())
+    (world.path / "bare" / "samples.jsonl").write_bytes(samples_bytes(unjudged))
+    assert cli.run(["gate", "main.json", "bare", "--out", "again"]) == 3
+    assert world.num == DEFAULT_PROCESSES
+    assert "gate again without RUN" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_run_that_cannot_go_on_here_is_judged_as_it_is(world, monkeypatch):

@@ -48,20 +48,26 @@ class World:
 
 def test_it_stops_at_the_first_look_when_nothing_is_open(fake):
     world = World(fake)
-    world.gathering.take_until(lambda run: True, 6, 100.0)
+    world.gathering.take_until(lambda run, at_look: at_look, 6, 100.0)
     assert world.taken == 6
     assert len(world.kept) == 6
 
 
 def test_it_goes_on_while_something_is_open(fake):
     world = World(fake)
-    world.gathering.take_until(lambda run: len(run.processes) >= 9, 6, 100.0)
+    world.gathering.take_until(lambda run, _: len(run.processes) >= 9, 6, 100.0)
     assert world.taken == 9
+
+
+def test_it_stops_before_the_first_look_only_where_it_is_told_to(fake):
+    world = World(fake)
+    world.gathering.take_until(lambda run, at_look: len(run.processes) >= 2, 6, 100.0)
+    assert world.taken == 2
 
 
 def test_it_never_starts_what_would_end_past_the_deadline(fake):
     world = World(fake)
-    world.gathering.take_until(lambda run: False, 6, 15.0)
+    world.gathering.take_until(lambda run, at_look: False, 6, 15.0)
     assert world.taken == 7
     assert world.now <= 15.0
 
@@ -69,7 +75,7 @@ def test_it_never_starts_what_would_end_past_the_deadline(fake):
 def test_a_first_process_that_would_end_past_the_deadline_is_not_started(fake):
     for expected_s, taken in ((15.5, 0), (14.5, 7)):
         world = World(fake)
-        world.gathering.take_until(lambda run: False, 6, 15.0, expected_s)
+        world.gathering.take_until(lambda run, at_look: False, 6, 15.0, expected_s)
         assert world.taken == taken
 
 
@@ -81,7 +87,7 @@ def test_what_processes_took_before_is_what_one_more_takes(fake):
 def test_a_process_that_hangs_is_given_the_time_that_is_left_and_no_second_one(fake):
     world = World(fake, {1: WorkerCrash("a worker took more than 45 s")})
     world.each_s = 15.0 + SLACK_S
-    world.gathering.take_until(lambda run: False, 6, 15.0)
+    world.gathering.take_until(lambda run, at_look: False, 6, 15.0)
     assert world.num == 1
     assert world.timeouts == [15.0 + SLACK_S]
 
@@ -89,7 +95,7 @@ def test_a_process_that_hangs_is_given_the_time_that_is_left_and_no_second_one(f
 def test_a_deadline_that_is_over_starts_nothing(fake):
     world = World(fake)
     world.now = 20.0
-    world.gathering.take_until(lambda run: False, 6, 15.0)
+    world.gathering.take_until(lambda run, at_look: False, 6, 15.0)
     assert world.taken == 0
 
 
@@ -110,5 +116,5 @@ def test_a_process_that_breaks_is_a_finding_and_the_others_go_on(fake, error, ve
 
 def test_after_two_that_break_no_more_are_started(fake):
     world = World(fake, {n: WorkerCrash("killed") for n in range(2, 99)})
-    world.gathering.take_until(lambda run: False, 6, 1000.0)
+    world.gathering.take_until(lambda run, at_look: False, 6, 1000.0)
     assert world.num == 1 + MAX_BROKEN
