@@ -37,7 +37,8 @@ def world(tmp_path, monkeypatch, fake):
                 raise self.broken
             ratio = self.ratio * (1 + 0.001 * (self.num % 5))
             scenario = fake.scenario("short", ratio=ratio, plan_hash=plan_hash)
-            return fake.process(msgspec.structs.replace(scenario, num_wrong=self.num_wrong))
+            scenario = msgspec.structs.replace(scenario, num_wrong=self.num_wrong)
+            return fake.process(scenario, started_at=f"second {self.num}")
 
         def compare(self, *arguments):
             return cli.run([*COMPARE, *arguments])
