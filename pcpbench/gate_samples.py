@@ -50,6 +50,14 @@ class ScenarioSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     num_wrong: Count = 0
 
 
+def wrong_tokens(scenario: str, number: int) -> str:
+    """What is told of a scenario's timed steps that are counted in `num_wrong`."""
+    return (
+        f"{number} timed steps of {scenario} sampled other tokens than the first run of their arm "
+        "(C14)"
+    )
+
+
 class ProcessSample(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What one fresh process measured. wall_s: from its first line to its last."""
 

@@ -26,7 +26,7 @@ from pcpbench.gate_rules import (
     Form,
     Rule,
 )
-from pcpbench.gate_samples import JudgedScenario, ProcessSample, ScenarioSample
+from pcpbench.gate_samples import JudgedScenario, ProcessSample, ScenarioSample, wrong_tokens
 from pcpbench.records import Notice
 
 ALPHA: Final = 0.01
@@ -288,7 +288,9 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
     if total > rule.limit:
         reasons = [r for j in judged if counts[j.scenario] for r in j.reasons[:1]]
         if rule.metric == "contracts":
-            reasons += [told for j in judged if (told := _wrong(j, case.run))]
+            reasons += [
+                wrong_tokens(j.scenario, n) for j in judged if (n := _num_wrong(j, case.run))
+            ]
         verdict, why = GateVerdict.REGRESSION, "; ".join([where, *reasons[:2]])
     elif skipped:
         first = skipped[0]
@@ -334,17 +336,6 @@ def _count(judged: JudgedScenario, metric: str, side: Side) -> int:
 
 def _num_wrong(judged: JudgedScenario, side: Side) -> int:
     return sum(sample.num_wrong for sample in side.samples(judged.scenario))
-
-
-def _wrong(judged: JudgedScenario, side: Side) -> str:
-    """What the timed steps of a scenario did wrong, "" for nothing."""
-    number = _num_wrong(judged, side)
-    if not number:
-        return ""
-    return (
-        f"{number} timed steps of {judged.scenario} sampled other tokens than the first run of "
-        "their arm (C14)"
-    )
 
 
 def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding:

@@ -15,7 +15,7 @@ from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import Measured
 from pcpbench.gate_results import Finding, GateVerdict
 from pcpbench.gate_rules import PROCESS_RULE
-from pcpbench.gate_samples import ProcessFailure, ProcessSample
+from pcpbench.gate_samples import ProcessFailure, ProcessSample, wrong_tokens
 from pcpbench.report.progress import Progress
 from pcpbench.session.baseline import process_bytes
 from pcpbench.session.processes import sample_once
@@ -123,7 +123,5 @@ def check_sound(measured: Measured, told: str) -> None:
     for process in measured.processes:
         for scenario in process.scenarios:
             if scenario.num_wrong:
-                raise MeasuredFailure(
-                    f"{told}: {scenario.num_wrong} timed steps of {scenario.scenario} sampled "
-                    "other tokens than before (C14)."
-                )
+                wrong = wrong_tokens(scenario.scenario, scenario.num_wrong)
+                raise MeasuredFailure(f"{told}: {wrong}.")
