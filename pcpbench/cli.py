@@ -53,7 +53,7 @@ from pcpbench.errors import PcpbenchError
 from pcpbench.gate_commands import add_gate
 from pcpbench.report.printable import printable
 from pcpbench.report.streams import guard_streams
-from pcpbench.stops import guard_stops
+from pcpbench.stops import end_guard, guard_stops
 
 INTERRUPTED = 130
 
@@ -354,7 +354,9 @@ def main() -> None:
     """Run the command line; every error ends in one sentence and its exit code."""
     guard_streams()
     guard_stops()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    end_guard()
+    sys.exit(code)
 
 
 def run(arguments: list[str]) -> int:
@@ -390,6 +392,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
+    end_guard()
     return _complain("interrupted: what had finished is on disk.", exit_code)
 
 

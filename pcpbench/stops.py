@@ -1,37 +1,65 @@
 """How a process of ours is stopped: Ctrl-C, and the signals that ask it to end.
 
 Owns the handlers. What was running is left by an exception, so that files are finished and the run
-says how it ended.
+says how it ended. An exception can get lost in a library (whatever is raised in a destructor, in a
+callback of the garbage collector, in an attribute that native code only tries), and the run would
+go on to a verdict: so a stop is raised again until nothing runs that has not seen it.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import warnings
 from typing import Final
 
-STOPS: Final = (signal.SIGTERM, signal.SIGHUP)
+STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
+ASK_AGAIN_S: Final = 0.25
 
 
 def guard_stops() -> None:
-    """Install the handlers; for a process of our own."""
+    """Install the handlers; for a process of our own.
+
+    A signal that whoever started the process ignores (`nohup`, `&` in a script) stays ignored.
+    """
+    stop = _Stop()
+    signal.signal(signal.SIGALRM, stop.ask_again)
     for signum in STOPS:
-        signal.signal(signum, _stop)
-    signal.signal(signal.SIGINT, _interrupt)
+        if signal.getsignal(signum) is not signal.SIG_IGN:
+            signal.signal(signum, stop.ask)
 
 
-def _stop(signum: int, frame: object) -> None:
-    """End as Ctrl-C does: whatever is being written is finished, and the run says how it ended."""
-    _leave_ranks()
-    raise SystemExit(128 + signum)
+def end_guard() -> None:
+    """What ran has come to its end: nothing is asked again."""
+    signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _interrupt(signum: int, frame: object) -> None:
-    """Ctrl-C."""
-    _leave_ranks()
-    raise KeyboardInterrupt
+class _Stop:
+    """The exception that is on its way, if any."""
+
+    def __init__(self) -> None:
+        self._signum = 0
+        self._raised: BaseException | None = None
+
+    def ask(self, signum: int, frame: object) -> None:
+        """Leave what is running."""
+        # The ranks of a step are coroutines: that a stop leaves some unstarted is no mistake.
+        warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+        self._signum = signum
+        by_hand = signum == signal.SIGINT
+        self._raised = KeyboardInterrupt() if by_hand else SystemExit(128 + signum)
+        signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S, ASK_AGAIN_S)
+        raise self._raised
+
+    def ask_again(self, signum: int, frame: object) -> None:
+        """Unless files are being finished because of it, the stop got lost."""
+        if self._raised is not None and not _is_handled(self._raised):
+            self.ask(self._signum, frame)
 
 
-def _leave_ranks() -> None:
-    """The ranks of a step are coroutines: that a stop leaves some unstarted is no mistake."""
-    warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
+def _is_handled(stop: BaseException) -> bool:
+    """Whether what was interrupted runs in an `except`, `finally` or `with` that a stop leaves."""
+    handled = sys.exception()
+    while handled is not None and handled is not stop:
+        handled = handled.__context__
+    return handled is stop

@@ -1,5 +1,6 @@
 """What a person meets on the command line: refusals in one sentence, exit codes, help."""
 
+import functools
 import json
 import os
 import signal
@@ -393,7 +394,10 @@ def test_an_interrupt_is_told_and_is_no_verdict(monkeypatch, capsys):
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_ends_a_run_as_ctrl_c_does(place, signum):
     command = [sys.executable, "-m", "pcpbench", "compare", "eager", "full", "--out", "run"]
-    with subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True) as process:
+    asked = functools.partial(signal.signal, signum, signal.SIG_DFL)  # not ignored, as by nohup
+    with subprocess.Popen(
+        command, cwd=place, stderr=subprocess.PIPE, text=True, preexec_fn=asked
+    ) as process:
         while not (place / "run" / "manifest.json").exists():
             assert process.poll() is None, process.stderr.read()
             time.sleep(0.05)

@@ -105,9 +105,9 @@ def new_table(left: Iterable[str] = (), right: Iterable[str] = ()) -> Table:
         padding=(0, 2, 0, 0),
     )
     for name in left:
-        table.add_column(name, overflow="fold")
+        table.add_column(Text(name), overflow="fold")
     for name in right:
-        table.add_column(name, overflow="fold", justify="right")
+        table.add_column(Text(name), overflow="fold", justify="right")
     return table
 
 

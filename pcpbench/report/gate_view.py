@@ -33,6 +33,8 @@ STYLES: Final = {
 }
 SHOWN: Final = 3
 """Findings that the verdict names."""
+LONGEST_NAME: Final = 36
+"""Up to here a name stays whole, and it is the numbers that stand in two lines."""
 UNANSWERED: Final = (GateVerdict.UNDECIDED, GateVerdict.NOT_COMPARABLE, GateVerdict.CRASHED)
 
 
@@ -46,14 +48,21 @@ def print_gate(result: GateResult, console: Console) -> None:
     console.print()
     wide = is_wide(console)
     table = new_table(
-        ["Rule", "Scenario", "Verdict"],
+        ["Rule", *(["Scenario"] if wide else []), "Verdict"],
         ["Baseline", "Run", "Change [interval]", *(["Confidence", "Processes"] if wide else [])],
     )
+    longest = max((len(finding.scenario) for finding in result.findings), default=0)
+    table.columns[0].no_wrap = longest <= LONGEST_NAME
     for finding in result.findings:
+        name = Text(finding.rule.text)
+        if wide:
+            names = [name, Text(finding.scenario or "all")]
+        else:  # both in one cell: there is no room for two columns of them
+            names = [name.append(f"\n  {finding.scenario}", "dim") if finding.scenario else name]
         cells = cells_of(finding)
         more = [confidence(finding), processes(finding)] if wide else []
         badge = Text(finding.verdict.value, style=STYLES[finding.verdict])
-        table.add_row(finding.rule.text, finding.scenario or "all", badge, *cells, *more)
+        table.add_row(*names, badge, *cells, *more)
     console.print(table)
     console.print()
     facts = Facts()

@@ -147,6 +147,25 @@ def test_the_console_shows_both_numbers_and_the_interval(gate, width):
     flat = " ".join(text.split())
     assert "tpot of beta: 0.801 -> 0.841, +5.0 %" in flat
     assert "pass" in flat
+    assert "Change [interval]" in flat
+
+
+def test_long_names_stay_whole_in_eighty_columns(gate):
+    """A rule and a scenario that are folded cannot be searched for or copied."""
+    long = "s8-large-eager-then-replay"
+    result = gate(rules=["tpot:12.12345%"])
+    findings = tuple(
+        msgspec.structs.replace(f, scenario=f.scenario and long) for f in result.findings
+    )
+    stream = io.StringIO()
+    console = Console(file=stream, width=80)
+    print_gate(msgspec.structs.replace(result, findings=findings), console)
+    text = stream.getvalue()
+    assert all(len(line) <= 80 for line in text.splitlines())
+    assert text.count(f"  {long} ") == 2
+    assert "tpot:12.12345% " in text
+    table = text[text.index("Change [interval]") :].split("Reading")[0]
+    assert table.count("[") == table.count("]") == 3
 
 
 def test_an_undecided_finding_says_how_many_processes_would_decide(gate):

@@ -1,5 +1,6 @@
 """`pcpbench matrix`: resuming over a fake runner, how an ended process is read, one real cell."""
 
+import functools
 import json
 import os
 import signal
@@ -451,7 +452,10 @@ def test_a_planted_fault_is_exit_1_and_a_cell_that_is_refused_is_none(capsys):
 
 def test_ctrl_c_ends_the_children_and_leaves_a_run_that_goes_on(tmp_path):
     command = [sys.executable, "-m", "pcpbench", *ONE.split(), *QUICK.split(), "--out", "run"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    asked = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen(
+        command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, preexec_fn=asked
+    ) as process:
         child_talk = tmp_path / "run" / "cells" / "pcp2_k0_dense" / "report.err"
         while not child_talk.exists():
             assert process.poll() is None, process.stderr.read()
