@@ -8,52 +8,36 @@ from __future__ import annotations
 import sys
 import traceback
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from pcpbench import __version__, cli_report, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, refuse_undecodable, text_of
 from pcpbench.cli_check import check_app
+from pcpbench.cli_engine_options import engine_options
 from pcpbench.cli_faults import faults_app
 from pcpbench.cli_options import (
-    All2AllBackend,
-    Backend,
     Base,
     Baseline,
     Candidate,
-    CaptureSizes,
     Check,
-    Dcp,
-    DcpBackend,
-    Device,
-    DraftModel,
-    Dtype,
-    DynamicSpec,
     EnginePython,
     EngineTimeout,
-    ExpertParallel,
     Inject,
-    Interleave,
     Json,
-    Launcher,
-    MaxNumSeqs,
-    Microbatch,
-    Model,
     Out,
-    Pcp,
     Quick,
     SaveBaseline,
-    Seed,
-    SpecTokens,
-    Target,
-    Tp,
 )
 from pcpbench.errors import PcpbenchError
 from pcpbench.gate_commands import add_gate
 from pcpbench.report.printable import printable
 from pcpbench.report.streams import guard_streams
 from pcpbench.stops import end_guard, guard_stops
+
+if TYPE_CHECKING:
+    from pcpbench.engine_options import EngineOptions
 
 INTERRUPTED = 130
 
@@ -94,6 +78,7 @@ def _root(
 
 
 @app.command(epilog="Example: pcpbench capture --mode full_decode_only --pcp 2")
+@engine_options()
 def capture(
     mode: Annotated[
         str,
@@ -101,60 +86,15 @@ def capture(
             "--mode", help="full_decode_only, full_and_piecewise, piecewise or full (without PCP)."
         ),
     ] = "full_decode_only",
-    pcp: Pcp = 2,
-    dcp: Dcp = 1,
-    tp: Tp = 1,
-    interleave: Interleave = 1,
-    dcp_backend: DcpBackend = "ag_rs",
-    model: Model = "auto",
-    dtype: Dtype = "float32",
-    capture_sizes: CaptureSizes = None,
-    max_num_seqs: MaxNumSeqs = None,
-    spec_tokens: SpecTokens = 0,
-    dynamic_spec: DynamicSpec = "off",
-    draft_model: DraftModel = "planned",
-    device: Device = "auto",
-    backend: Backend = "auto",
-    launcher: Launcher = "inproc",
-    seed: Seed = 0,
-    microbatch: Microbatch = False,
-    expert_parallel: ExpertParallel = False,
-    all2all_backend: All2AllBackend = None,
-    target: Target = "builtin",
+    *,
+    options: EngineOptions,
     json: Json = False,
     out: Out = None,
 ) -> None:
     """Capture every graph of a configuration and show what each one reads and writes."""
-    from pcpbench.engine_options import EngineOptions
     from pcpbench.request import CaptureRequest
 
-    request = CaptureRequest(
-        mode=mode,
-        options=EngineOptions(
-            pcp=pcp,
-            dcp=dcp,
-            tp=tp,
-            interleave=interleave,
-            dcp_backend=dcp_backend,
-            model=model,
-            dtype=dtype,
-            capture_sizes=capture_sizes,
-            max_num_seqs=max_num_seqs,
-            spec_tokens=spec_tokens,
-            dynamic_spec=dynamic_spec,
-            draft_model=draft_model,
-            device=device,
-            backend=backend,
-            launcher=launcher,
-            seed=seed,
-            microbatch=microbatch,
-            expert_parallel=expert_parallel,
-            all2all_backend=all2all_backend,
-            target=target,
-        ),
-        json=json,
-        out=out,
-    )
+    request = CaptureRequest(mode=mode, options=options, json=json, out=out)
     request.check()  # before torch is imported: a refusal answers at once
     from pcpbench.session import run_capture
 
@@ -162,6 +102,7 @@ def capture(
 
 
 @app.command(epilog="Example: pcpbench compare eager full --scenario preemption --spec-tokens 3")
+@engine_options()
 def compare(
     base: Base,
     candidate: Candidate,
@@ -172,21 +113,8 @@ def compare(
             help="Shipped name or YAML file, or all; repeatable. Default: the core scenarios.",
         ),
     ] = None,
-    pcp: Pcp = 2,
-    dcp: Dcp = 1,
-    tp: Tp = 1,
-    interleave: Interleave = 1,
-    dcp_backend: DcpBackend = "ag_rs",
-    model: Model = "auto",
-    dtype: Dtype = "float32",
-    capture_sizes: CaptureSizes = None,
-    max_num_seqs: MaxNumSeqs = None,
-    spec_tokens: SpecTokens = 0,
-    dynamic_spec: DynamicSpec = "off",
-    draft_model: DraftModel = "planned",
-    device: Device = "auto",
-    backend: Backend = "auto",
-    launcher: Launcher = "inproc",
+    *,
+    options: EngineOptions,
     feed: Annotated[
         str,
         typer.Option(
@@ -205,11 +133,6 @@ def compare(
     baseline: Baseline = None,
     engine_python: EnginePython = None,
     engine_timeout: EngineTimeout = None,
-    seed: Seed = 0,
-    microbatch: Microbatch = False,
-    expert_parallel: ExpertParallel = False,
-    all2all_backend: All2AllBackend = None,
-    target: Target = "builtin",
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -221,32 +144,9 @@ def compare(
     The first scenario that fails leaves divergence/ in the run's directory, for `pcpbench repro`.
     A scenario in which the fault of --inject was not found is not compared: it never passes.
     """
-    from pcpbench.engine_options import EngineOptions
     from pcpbench.request import CompareRequest
     from pcpbench.targets_request import TargetsRequest, names_targets
 
-    options = EngineOptions(
-        pcp=pcp,
-        dcp=dcp,
-        tp=tp,
-        interleave=interleave,
-        dcp_backend=dcp_backend,
-        model=model,
-        dtype=dtype,
-        capture_sizes=capture_sizes,
-        max_num_seqs=max_num_seqs,
-        spec_tokens=spec_tokens,
-        dynamic_spec=dynamic_spec,
-        draft_model=draft_model,
-        device=device,
-        backend=backend,
-        launcher=launcher,
-        seed=seed,
-        microbatch=microbatch,
-        expert_parallel=expert_parallel,
-        all2all_backend=all2all_backend,
-        target=target,
-    )
     if names_targets(base, candidate):
         asked = TargetsRequest(
             base=base,

@@ -6,35 +6,15 @@ Owns their options. Imports neither torch nor numpy at the top, as cli.py.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from pcpbench.cli_options import (
-    All2AllBackend,
-    Backend,
-    CaptureSizes,
-    Check,
-    Dcp,
-    DcpBackend,
-    Device,
-    DraftModel,
-    Dtype,
-    DynamicSpec,
-    ExpertParallel,
-    Inject,
-    Interleave,
-    Json,
-    Launcher,
-    MaxNumSeqs,
-    Microbatch,
-    Model,
-    Out,
-    Pcp,
-    Seed,
-    SpecTokens,
-    Tp,
-)
+from pcpbench.cli_engine_options import engine_options
+from pcpbench.cli_options import Check, Inject, Json, Out
+
+if TYPE_CHECKING:
+    from pcpbench.engine_options import EngineOptions
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +23,7 @@ def register(app: typer.Typer) -> None:
     app.command(epilog="Example: pcpbench matrix --parallel pcp2 --k 0 --model dense")(matrix)
 
 
+@engine_options("target")
 def modes(
     prompts: Annotated[int, typer.Option("--prompts", help="How many prompts.")] = 200,
     prompt_len: Annotated[
@@ -51,21 +32,8 @@ def modes(
     output_len: Annotated[
         str, typer.Option("--output-len", help="Tokens to generate: 8, or a range such as 4-16.")
     ] = "4-16",
-    pcp: Pcp = 2,
-    dcp: Dcp = 1,
-    dcp_backend: DcpBackend = "ag_rs",
-    tp: Tp = 1,
-    interleave: Interleave = 1,
-    model: Model = "auto",
-    dtype: Dtype = "float32",
-    capture_sizes: CaptureSizes = None,
-    max_num_seqs: MaxNumSeqs = None,
-    spec_tokens: SpecTokens = 0,
-    dynamic_spec: DynamicSpec = "off",
-    draft_model: DraftModel = "planned",
-    device: Device = "auto",
-    backend: Backend = "auto",
-    launcher: Launcher = "inproc",
+    *,
+    options: EngineOptions,
     feed: Annotated[
         str,
         typer.Option(
@@ -79,10 +47,6 @@ def modes(
     ] = 2,
     check: Check = "quick",
     inject: Inject = None,
-    seed: Seed = 0,
-    microbatch: Microbatch = False,
-    expert_parallel: ExpertParallel = False,
-    all2all_backend: All2AllBackend = None,
     json: Json = False,
     out: Out = None,
 ) -> None:
@@ -91,31 +55,10 @@ def modes(
     One row a mode: tokens equal to NONE's, times, and how much ran as a graph. A token that differs
     is traced: exit code 0 where padding drift explains it, 1 where not.
     """
-    from pcpbench.engine_options import EngineOptions
     from pcpbench.modes_request import ModesRequest
 
     request = ModesRequest(
-        options=EngineOptions(
-            pcp=pcp,
-            dcp=dcp,
-            dcp_backend=dcp_backend,
-            tp=tp,
-            interleave=interleave,
-            model=model,
-            dtype=dtype,
-            capture_sizes=capture_sizes,
-            max_num_seqs=max_num_seqs,
-            spec_tokens=spec_tokens,
-            dynamic_spec=dynamic_spec,
-            draft_model=draft_model,
-            device=device,
-            backend=backend,
-            launcher=launcher,
-            seed=seed,
-            microbatch=microbatch,
-            expert_parallel=expert_parallel,
-            all2all_backend=all2all_backend,
-        ),
+        options=options,
         num_prompts=prompts,
         prompt_len=prompt_len,
         output_len=output_len,

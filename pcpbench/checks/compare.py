@@ -17,7 +17,7 @@ from pcpbench.checks.budgets import logit_gap_allowed
 from pcpbench.checks.draft_compare import compare_drafts
 from pcpbench.checks.drift import is_ok, measure, next_token_kl, same_bits
 from pcpbench.plan import StepPlan
-from pcpbench.records import Difference, Drift, StepRecord
+from pcpbench.records import Difference, Drift, StepRecord, Violation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,3 +208,23 @@ def _tokens_of(record: StepRecord) -> dict[str, list[int]]:
     for req_id, token in zip(record.sampled_req_ids, record.sampled.tolist(), strict=False):
         tokens.setdefault(req_id, []).append(token)
     return tokens
+
+
+def capture_violation(
+    record: StepRecord, twin: StepRecord, rank: int | None, drift: Drift, where: str
+) -> Violation:
+    """C13: what a capture pair computed is not the same, bit for bit."""
+    size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
+    return Violation(
+        contract="C13",
+        arm=record.arm,
+        scenario=record.scenario,
+        step=record.step,
+        rank=rank,
+        tensor=drift.tensor,
+        message=(
+            f"{drift.tensor} is not bitwise that of {twin.arm}: {drift.num_mismatched} of "
+            f"{drift.num_elements} values differ{size} ({drift.outcome}, ran as "
+            f"{record.descriptor.label})" + (f"; {where}" if where else "")
+        ),
+    )

@@ -29,7 +29,7 @@ from pcpbench.checks.write_set import Change, Tables, WriteSets, capture_violati
 from pcpbench.errors import UsageError
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Drift, IntArray, NonFinite, Notice, StepRecord, Violation
+from pcpbench.records import IntArray, NonFinite, Notice, StepRecord, Violation
 from pcpbench.results import Outcome, Ratio, ScenarioResult, StepAudit, StepDrift
 from pcpbench.timings import StepTiming
 
@@ -287,7 +287,7 @@ class ScenarioJudge:
             return []
         stale = compare.stale_hint(record, self._before.get(pair.twin))
         return [
-            _capture_violation(record, twin, None, drift, stale)
+            compare.capture_violation(record, twin, None, drift, stale)
             for drift in result.drifts
             if not is_ok(drift)
         ]
@@ -317,7 +317,9 @@ class ScenarioJudge:
             if pair.kind == "capture" and not (scope == "all" and key in self._kv_accused):
                 self._kv_accused.add(key)
                 where = f"{cache}, {place.where}"
-                broken.append(_capture_violation(record, twin, place.rank, place.drift, where))
+                broken.append(
+                    compare.capture_violation(record, twin, place.rank, place.drift, where)
+                )
         return broken
 
     def _kv_places(
@@ -382,22 +384,3 @@ def _padding_of(
     """What a step is padded to: its own descriptor, or for a padded twin that of its model."""
     model = records.get(setup.padded_like) if setup.padded_like is not None else None
     return record.descriptor if model is None else model.descriptor
-
-
-def _capture_violation(
-    record: StepRecord, twin: StepRecord, rank: int | None, drift: Drift, where: str
-) -> Violation:
-    size = "" if drift.max_abs is None else f", max abs {drift.max_abs:.3g}"
-    return Violation(
-        contract="C13",
-        arm=record.arm,
-        scenario=record.scenario,
-        step=record.step,
-        rank=rank,
-        tensor=drift.tensor,
-        message=(
-            f"{drift.tensor} is not bitwise that of {twin.arm}: {drift.num_mismatched} of "
-            f"{drift.num_elements} values differ{size} ({drift.outcome}, ran as "
-            f"{record.descriptor.label})" + (f"; {where}" if where else "")
-        ),
-    )

@@ -30,8 +30,9 @@ from pcpbench.engine.dummy_run import stage_dummy_batch
 from pcpbench.engine.groups import RankGroups, in_process_groups
 from pcpbench.engine.kept_inputs import KeptInputs
 from pcpbench.engine.microbatch import add_cut_twins
+from pcpbench.engine.sampled import Sampled
 from pcpbench.engine.verification import planned_drafts
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.worker import Worker
 from pcpbench.errors import CannotMeasure, DispatchMismatch
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.model.presets import model_shape

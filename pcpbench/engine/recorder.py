@@ -18,7 +18,8 @@ from pcpbench.engine.draft_recorder import rank_drafts, step_drafts
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.host_copies import host_copy, wide_copy
 from pcpbench.engine.microbatch_recorder import record_microbatches
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.sampled import Sampled
+from pcpbench.engine.worker import Worker
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import StepPlan
 from pcpbench.records import AddressChange, RankRecord, RoutingRecord, StepRecord

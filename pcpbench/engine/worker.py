@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -25,6 +24,7 @@ from pcpbench.engine.microbatch import Microbatches
 from pcpbench.engine.prefill_keys import prefill_keys
 from pcpbench.engine.request_state import RequestState
 from pcpbench.engine.routing import RoutingBuffers
+from pcpbench.engine.sampled import Sampled, logits_rows
 from pcpbench.engine.taps import TapBuffers
 from pcpbench.model.context import (
     AttentionMetadata,
@@ -36,20 +36,6 @@ from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager, maybe_partition_pcp_batch
 from pcpbench.plan import StepPlan
-from pcpbench.records import IntArray
-
-
-@dataclass
-class Sampled:
-    """What sampling left on one rank: tokens [n], logits [n, vocab], hidden [tokens, hidden].
-
-    rows [n]: which tokens of the global batch were sampled from; with drafts, several a request.
-    """
-
-    tokens: Tensor
-    logits: Tensor
-    hidden: Tensor
-    rows: IntArray
 
 
 class Worker:
@@ -352,7 +338,7 @@ class Worker:
             gathered = await self.groups.pcp.all_gather(hidden)
             hidden, batch = self.pcp_manager.restore_for_sampling(gathered)
         hidden = hidden[: batch.num_tokens]
-        rows = _logits_rows(batch, plan)
+        rows = logits_rows(batch, plan)
         logits = self.model.compute_logits(hidden[torch.from_numpy(rows).to(self.device)])
         return Sampled(logits.argmax(-1), logits, hidden, rows)
 
@@ -391,18 +377,3 @@ class Worker:
         after = computed + batch.num_scheduled_tokens
         self.request_state.num_computed_tokens_np[batch.idx_mapping_np] = after
         return None
-
-
-def _logits_rows(batch: InputBatch, plan: StepPlan) -> IntArray:
-    """Tokens of the global batch to sample from: the last of each request that is due one.
-
-    With drafts, those before it, too: queries of 4 (three drafts) and 2 (none, a last chunk) tokens
-    give 0, 1, 2, 3 and 5.
-    """
-    samples = [row for row, request in enumerate(plan.scheduled) if request.samples]
-    ends: IntArray = batch.query_start_loc_np[1:][samples]
-    if not batch.num_draft_tokens or batch.num_draft_tokens_per_req is None:
-        return ends - 1
-    counts = 1 + batch.num_draft_tokens_per_req[samples]
-    rows: IntArray = np.repeat(ends - counts.cumsum(), counts) + np.arange(counts.sum())
-    return rows

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from pcpbench.device.collectives import InProcessGroup
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.sampled import Sampled
+from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.faults.passes import changed_metadata

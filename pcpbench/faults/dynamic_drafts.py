@@ -145,7 +145,7 @@ def rows_of_the_longest(site: Site) -> None:
         site.hit()
         return wrong
 
-    site.wrap(worker_module, "_logits_rows", faulty)
+    site.wrap(worker_module, "logits_rows", faulty)
 
 
 FAULTS: Final = (

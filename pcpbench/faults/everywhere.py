@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from pcpbench.engine import worker as worker_module
+from pcpbench.engine.sampled import Sampled
 from pcpbench.engine.scheduler import Request, Scheduler
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import PCP, shipped
 from pcpbench.faults.fault import Site
 from pcpbench.model import mla, sparse_mla

@@ -12,7 +12,8 @@ from torch import Tensor
 from pcpbench.capture import GraphManager
 from pcpbench.engine import engine as engine_module
 from pcpbench.engine.engine import Engine
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.sampled import Sampled
+from pcpbench.engine.worker import Worker
 from pcpbench.faults.classes import DCP, PCP, shipped
 from pcpbench.faults.fault import Site
 

@@ -20,7 +20,7 @@ SCRIPTS = Path(__file__).parents[2] / "scripts"
 sys.path.append(str(SCRIPTS))
 
 from vllm_unit_tests import __main__ as command  # noqa: E402
-from vllm_unit_tests import aliases, reasons, sources, table  # noqa: E402
+from vllm_unit_tests import adapters, aliases, reasons, sources, table  # noqa: E402
 
 
 def packed(**files: str) -> bytes:
@@ -99,10 +99,10 @@ def test_a_refusal_is_told_in_vllms_words_only_where_it_names_the_same_thing():
     wording = {"mode is FULL": "decode-only"}
     with (
         pytest.raises(ValueError, match="decode-only: mode is FULL"),
-        aliases.their_error(ValueError, wording),
+        adapters.their_error(ValueError, wording),
     ):
         raise UsageError("mode is FULL")
-    with pytest.raises(UsageError, match="use_mla"), aliases.their_error(ValueError, wording):
+    with pytest.raises(UsageError, match="use_mla"), adapters.their_error(ValueError, wording):
         raise UsageError("use_mla is false")
 
 

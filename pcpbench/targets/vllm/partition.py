@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -39,7 +39,6 @@ from pcpbench.partition_results import (
     PartitionOutputs,
     Value,
     alike,
-    batch_fields,
     broken_outputs,
     read_columns,
 )
@@ -48,6 +47,12 @@ from pcpbench.targets.vllm import host
 from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
 from pcpbench.targets.vllm.cuts import Cut
 from pcpbench.targets.vllm.partition_inputs import RunnerInputs
+from pcpbench.targets.vllm.partition_read import (
+    fields_of,
+    num_read_blocks,
+    pcp_fields_of,
+    rows_of,
+)
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
 from pcpbench.targets.vllm.views import gathers_flags
 
@@ -262,17 +267,17 @@ class _Rank:
             batch.seq_lens, batch.num_reqs, batch.num_reqs_after_padding, is_whole
         )
         batch, gathered = self._own_flags(batch)
-        fields = _fields(batch) | gathered
-        fields |= _rows(case, batch)
+        fields = fields_of(batch) | gathered
+        fields |= rows_of(case, batch)
         fields["slot_mappings"] = host_copy(slots)
-        blocks = _num_blocks(case, batch, fields["row_req_index"])
+        blocks = num_read_blocks(case, batch, fields["row_req_index"])
         for group, table in enumerate(tables):
             read = read_columns(host_copy(table), blocks, batch.num_reqs)
             fields[f"block_tables.{group}"] = read
         if local is not None:
             fields["dcp_local_seq_lens"] = host_copy(local)
         if self.manager is not None:
-            fields |= _pcp_fields(self.api.pcp_metadata(batch), self.dcp[0])
+            fields |= pcp_fields_of(self.api.pcp_metadata(batch), self.dcp[0])
             for name in ("hidden_restore_idx", "padded_gather_idx", "gathered_kv_write_mask"):
                 fields[name] = host_copy(getattr(self.manager, f"_{name}"))
         if case.is_cut and batch.num_tokens_after_padding > 1:
@@ -350,52 +355,3 @@ def _dispatcher(api: VllmApi, setup: DispatchSetup, device: torch.device) -> Any
         api.our_descriptor(each).label for known in manager._candidates.values() for each in known
     }
     return SimpleNamespace(manager=manager, candidates=" ".join(sorted(labels)))
-
-
-def _fields(batch: Any) -> dict[str, Value]:
-    fields: dict[str, Value] = {
-        name: int(getattr(batch, name))
-        for name in (
-            "num_reqs",
-            "num_reqs_after_padding",
-            "num_tokens",
-            "num_tokens_after_padding",
-        )
-    }
-    for name in ("input_ids", "positions", "is_padding", "query_start_loc", "seq_lens"):
-        fields[name] = host_copy(getattr(batch, name))
-    return fields
-
-
-def _rows(case: PartitionCase, batch: Any) -> dict[str, Value]:
-    """What the host knows of each real row; rows name their request by its slot.
-
-    A row of a slot that the case has no request in is of request -1.
-    """
-    count = batch.num_reqs
-    place = {request.slot: at for at, request in enumerate(case.requests)}
-    request = np.array([place.get(int(slot), -1) for slot in batch.idx_mapping_np[:count]])
-    on_device = [place.get(int(slot), -1) for slot in batch.idx_mapping[:count].tolist()]
-    computed = np.array([r.num_computed_tokens for r in case.requests])[request]
-    return {
-        "row_req_index": request if on_device == request.tolist() else "host and device differ",
-        "row_start": batch.num_computed_tokens_np[:count] - computed,
-        **batch_fields(batch),
-    }
-
-
-def _pcp_fields(metadata: Mapping[str, Any], dcp_size: int) -> dict[str, Value]:
-    """What the batch says of whole requests; lengths of shares belong there under DCP alone."""
-    fields: dict[str, Value] = {}
-    for name, value in metadata.items():
-        if value is not None or dcp_size > 1:
-            is_single = value is None or isinstance(value, int)
-            fields[f"pcp.{name}"] = str(value) if is_single else host_copy(torch.as_tensor(value))
-    return fields
-
-
-def _num_blocks(case: PartitionCase, batch: Any, rows: Value) -> list[int]:
-    """Columns of each real row's table that are read; none of a rank with nothing to do."""
-    if not batch.num_tokens or not isinstance(rows, np.ndarray):
-        return [0] * batch.num_reqs
-    return [num_blocks_of(case.requests[at].slot, case.dcp) for at in rows.tolist()]

@@ -21,8 +21,9 @@ from pcpbench.engine.block_table import BlockTables
 from pcpbench.engine.dispatcher import BatchCounts
 from pcpbench.engine.groups import RankGroups
 from pcpbench.engine.request_state import RequestState
+from pcpbench.engine.sampled import Sampled
 from pcpbench.engine.verification import count_accepted
-from pcpbench.engine.worker import Sampled, Worker
+from pcpbench.engine.worker import Worker
 from pcpbench.errors import CannotMeasure
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import BatchExecutionDescriptor
