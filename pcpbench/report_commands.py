@@ -11,7 +11,7 @@ from pathlib import Path
 from pcpbench.errors import UsageError
 from pcpbench.report.page.faults import read_faults
 from pcpbench.report.page.page import MAIN_TABLES, MARK, render_page
-from pcpbench.report.stored import KEYS, read_run
+from pcpbench.report.stored import KEYS, reachable, read_run
 from pcpbench.report.trace import MARK as TRACE_MARK
 from pcpbench.report.trace import render_trace
 from pcpbench.report.whole_file import check_target, write_whole
@@ -23,7 +23,7 @@ TABLES = (*KEYS, *MAIN_TABLES.values())
 
 def write_report(paths: Sequence[Path], out: Path | None) -> Path:
     """Write the page over runs and files of the fault catalogue, and return where it is."""
-    files = [path for path in paths if path.is_file()]
+    files = [path for path in paths if reachable(path).is_file()]
     directories = [path for path in paths if not path.is_file()]
     seen = [path.resolve() for path in paths]
     twice = next((path for path in seen if seen.count(path) > 1), None)

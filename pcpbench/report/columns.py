@@ -188,10 +188,11 @@ DRIFT: Final = (
     Column("kind", "", "`partition`, `padding` or `capture`"),
     Column("arm", "", "arm that drifts"),
     Column("twin", "", "arm that it is measured from"),
-    Column("layer", "", "of a `kv_cache`; empty for what lies behind the last layer"),
+    Column("layer", "", "of a cache; empty for what lies behind the last layer"),
     Column("tensor", "", "`kv_cache` (positions that the step wrote, in the last step all of its "
-           "requests'; a capture pair: the whole cache), `hidden`, `logits` or `sampled`; a draft "
-           "model's: `draft_kv_cache`, `draft_logits`, `proposed`"),
+           "requests'; a capture pair: the whole cache), `index_cache` (index keys of sparse "
+           "attention), `hidden`, `logits` or `sampled`; a draft model's: `draft_kv_cache`, "
+           "`draft_index_cache`, `draft_logits`, `proposed`"),
     Column("outcome", "", "worst outcome over the ranks; the next columns are of that rank"),
     Column("num_elements", "", "values compared"),
     Column("num_mismatched", "", "values that differ"),

@@ -30,6 +30,9 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
 }
 """Tables of a comparison that reports read, and the columns without which nothing can be told."""
 
+RUNNING: Final = "running"
+"""Outcome of a run that has not ended, and of one that was killed."""
+
 csv.field_size_limit(1 << 24)
 
 
@@ -98,7 +101,7 @@ class StoredRun:
     @property
     def outcome(self) -> str:
         """How it ended; `running` for one that was killed, or has not ended yet."""
-        return str(self.manifest.get("outcome") or "running")
+        return str(self.manifest.get("outcome") or RUNNING)
 
     @property
     def started_at(self) -> str:
@@ -135,11 +138,25 @@ def read_run(path: Path, tables: Sequence[str] = tuple(KEYS)) -> StoredRun:
     return run
 
 
+def reachable(path: Path) -> Path:
+    """The path itself; raises UsageError for one that this process may not even look for.
+
+    (A directory without search permission, a name that is too long, a loop of links.)
+    """
+    try:
+        path.exists()
+        path.resolve()
+    except (OSError, RuntimeError) as error:  # a loop is a RuntimeError before Python 3.13
+        why = getattr(error, "strerror", None) or "its links go in a circle"
+        raise UsageError(f"{str(path)!r} cannot be read ({why}).") from error
+    return path
+
+
 def _read_manifest(path: Path) -> dict[str, Any]:
-    if not path.is_dir():
+    if not reachable(path).is_dir():
         what = "is no directory" if path.exists() else "does not exist"
         raise UsageError(f"{str(path)!r} {what}: name the directory of a run, such as results/....")
-    file = path / NAME
+    file = reachable(path / NAME)
     if not file.is_file():
         raise UsageError(
             f"{str(path)!r} holds no {NAME}, so it is no run of pcpbench: name a directory that "
@@ -174,6 +191,8 @@ def _read_table(run: StoredRun, name: str) -> list[Row] | None:
             raise _damaged(run.path / NAME, f"it lists {name}, which is not there")
         return None
     text = _text_of(file)
+    if run.outcome == RUNNING:  # killed, or still at it: a line may have been begun
+        text = text[: text.rfind("\n") + 1]
     if not text.endswith("\n"):
         raise _damaged(file, "it is cut off in the middle of a line")
     return list(_rows(file, printable(text), KEYS.get(name, ())))

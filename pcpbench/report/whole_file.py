@@ -10,11 +10,12 @@ import secrets
 from pathlib import Path
 
 from pcpbench.errors import CannotMeasure, UsageError
+from pcpbench.report.stored import reachable
 
 
 def check_target(path: Path, mark: str, what: str) -> None:
     """Raise UsageError for a path where `what` cannot go; asked before anything is made."""
-    if path.is_dir():
+    if reachable(path).is_dir():
         raise UsageError(f"--out is {str(path)!r}, which is a directory: name a file in it.")
     if not path.parent.is_dir():
         raise UsageError(
@@ -22,6 +23,8 @@ def check_target(path: Path, mark: str, what: str) -> None:
         )
     if not path.exists():
         return
+    if not path.is_file():
+        raise UsageError(f"--out is {str(path)!r}, which is no regular file: name another.")
     try:
         with path.open("rb") as stream:
             head = stream.read(len(mark.encode()))
@@ -41,7 +44,8 @@ def write_whole(path: Path, text: str) -> None:
     part = path.with_name(f".{path.name}.{secrets.token_hex(3)}.part")
     try:
         try:
-            part.write_text(text, encoding="utf-8")
+            # A name that is no UTF-8 comes as surrogates, which are written as their escapes.
+            part.write_text(text, encoding="utf-8", errors="backslashreplace")
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)

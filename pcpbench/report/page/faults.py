@@ -11,8 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from pcpbench.errors import UsageError
+from pcpbench.fault_results import NO_VERDICT
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.page.parts import Section, Table
+from pcpbench.report.units import NOTHING
+
+UNJUDGED = {verdict.value for verdict in NO_VERDICT}
 
 
 @dataclass(frozen=True)
@@ -48,14 +52,32 @@ def read_faults(path: Path) -> FaultsFile:
 def faults_section(file: FaultsFile) -> Section:
     """Every fault with its verdict."""
     document = file.document
-    lead = (
-        f"{file.name}: {document.get('num_caught')} of {document.get('num_faults')} faults caught, "
-        f"{document.get('num_false_alarms')} false alarms. Caught: a finding that was expected of "
-        "the fault was there (docs/faults.md)."
-    )
+    clean = [run for run in document.get("clean") or [] if isinstance(run, dict)]
+    accused = [run for run in clean if run.get("accused")]
     columns = ["fault", "class", "what goes wrong", "where", "expected", "fired", "verdict"]
-    rows = [_cells(run) for run in document["runs"]]
-    return Section("Fault catalogue", lead, table=Table(columns, rows))
+    rows = [_cells(run) for run in document["runs"]] + [_clean_cells(run) for run in accused]
+    return Section("Fault catalogue", _lead(file), table=Table(columns, rows))
+
+
+def _lead(file: FaultsFile) -> str:
+    """What was judged, and how much was not."""
+    document = file.document
+    left_out = sum(run.get("verdict") in UNJUDGED for run in document["runs"])
+    told = (
+        f"{file.name}: {document.get('num_caught')} of {document.get('num_faults')} faults caught, "
+        f"{document.get('num_false_alarms')} false alarms"
+    )
+    if left_out == len(document["runs"]):
+        told = f"{file.name}: no fault was judged"
+    elif left_out:
+        told += f", {left_out} without a verdict"
+    return f"{told}. Caught: a finding that was expected of the fault was there (docs/faults.md)."
+
+
+def _clean_cells(run: dict[str, Any]) -> list[str]:
+    """A run without a fault that was accused."""
+    where = _where(run)
+    return ["none", NOTHING, str(run.get("detail", "")), where, "nothing", NOTHING, "false alarm"]
 
 
 def _cells(run: dict[str, Any]) -> list[str]:
@@ -63,11 +85,16 @@ def _cells(run: dict[str, Any]) -> list[str]:
     entry = fault if isinstance(fault, dict) else {}
     return [
         *(str(entry.get(name, "")) for name in ("name", "class_id", "description")),
-        f"{run.get('world', '')}, {run.get('scenario', '')}",
+        _where(run),
         _joined(entry.get("contracts")) or "nothing",
         _joined(run.get("fired")) or "nothing",
         str(run.get("verdict", "")),
     ]
+
+
+def _where(run: dict[str, Any]) -> str:
+    parts = (run.get("world"), run.get("scenario"))
+    return ", ".join(str(part) for part in parts if part) or NOTHING
 
 
 def _joined(values: Any) -> str:

@@ -35,6 +35,9 @@ MAIN_TABLES = {
     "matrix": "matrix.csv",
     "capture": "capture.csv",
     "gate": "gate.csv",
+    "compare --target engine": "summary.csv",
+    "compare-targets": "partition.csv",
+    "check-partition": "partition.csv",
 }
 """The table that says most of a run that is no comparison."""
 
@@ -75,11 +78,13 @@ def _part(run: StoredRun) -> RunPart:
     if run.command == "compare":
         return _compare_part(StoredCompare(run))
     name = MAIN_TABLES.get(run.command)
-    rows = run.tables.get(name or "", [])
-    table = _whole_table(rows)
-    section = Section("Results", f"All of {name}; docs/csv.md has its columns.", table=table)
-    sections = [section] if rows else []
-    return RunPart(run.name, run.outcome, run.command, _facts(run), _warnings(run), sections)
+    if name is None:
+        told = f"A run of {run.command} has no table that a report shows: see its files."
+        return RunPart(run.name, run.outcome, run.command, _facts(run), [*_warnings(run), told], [])
+    rows = run.tables.get(name, [])
+    lead = f"All of {name}; docs/csv.md has its columns." if rows else f"{name} has no row."
+    section = Section("Results", lead, table=_whole_table(rows) if rows else None)
+    return RunPart(run.name, run.outcome, run.command, _facts(run), _warnings(run), [section])
 
 
 def _whole_table(rows: Sequence[Row]) -> Table:
@@ -149,6 +154,9 @@ def _pairs(values: dict[str, Any]) -> str:
 
 def _warnings(run: StoredRun) -> list[str]:
     told = []
+    planted = run.section("settings").get("inject")
+    if planted:
+        told.append(f"The fault {planted} was planted on purpose.")
     if run.outcome in ("running", "interrupted", "error"):
         told.append(
             f"The run did not end by itself (outcome: {run.outcome}): what had finished is here."

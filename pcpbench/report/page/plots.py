@@ -75,8 +75,10 @@ def box_plot(groups: Sequence[BoxGroup], axis: str, title: str, desc: str) -> st
 def _box(axes: Any, values: Sequence[float], place: float, number: int) -> None:
     colour = SERIES[number % len(SERIES)]
     line = {"color": colour, "linewidth": 1.2}
-    axes.boxplot(
-        [list(values)], positions=[place], orientation="horizontal", widths=0.6, whis=(1, 99),
+    low, *box, high = (float(edge) for edge in np.percentile(values, (1, 25, 50, 75, 99)))
+    known = dict(zip(("whislo", "q1", "med", "q3", "whishi"), (low, *box, high), strict=True))
+    axes.bxp(
+        [known], positions=[place], orientation="horizontal", widths=0.6,
         showfliers=False, patch_artist=True, manage_ticks=False,
         boxprops={"facecolor": colour if number else "none", "edgecolor": colour,
                   "linewidth": 1.2},
@@ -103,9 +105,27 @@ def _make_log(axes: Any, which: str, spread: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
+OTHERS = -1
+
+
+def mark(number: int) -> dict[str, Any]:
+    """Colour, shape and filling of a series: no two of the first twenty differ in colour alone."""
+    if number == OTHERS:
+        return {"color": MUTED, "marker": "."}
+    colour = SERIES[number % len(SERIES)]
+    is_open = number // len(MARKERS) % 2
+    return {
+        "color": colour, "marker": MARKERS[number % len(MARKERS)],
+        "markerfacecolor": "none" if is_open else colour,
+    }  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Dots:
-    """A series over steps. number: its colour and shape; None for a thin line behind the others."""
+    """A series over steps. number: its look (`mark`); None for a thin line behind the others.
+
+    OTHERS: small dots, for all series that are too many to be told apart.
+    """
 
     name: str
     steps: Sequence[int]
@@ -123,12 +143,7 @@ def dots_over_steps(series: Sequence[Dots], axis: str, title: str, desc: str) ->
             if number is None:
                 style: dict[str, Any] = {"color": MUTED, "linewidth": 1, "linestyle": (0, (3, 2))}
             else:
-                colour = SERIES[number % len(SERIES)]
-                style = {
-                    "color": colour, "linestyle": "none", "markersize": 5,
-                    "marker": MARKERS[number % len(MARKERS)],
-                    "markerfacecolor": colour if number % 2 == 0 else "none",
-                }  # fmt: skip
+                style = {"linestyle": "none", "markersize": 5, **mark(number)}
             handles += axes.plot(one.steps, one.values, label=clip(one.name, 24), **style)
         axes.set_xlabel("step")
         axes.set_ylabel(axis)
@@ -288,7 +303,9 @@ def _whole_ticks() -> MaxNLocator:
 class Trend:
     """Points of runs of equal settings.
 
-    number: their colour and shape. spreads: lowest and highest scenario of each point.
+    number: their look (`mark`). spreads: lowest and highest scenario of each point. bad: runs in
+    which a scenario has a value that is not allowed. A value that is not finite has no point, and
+    its run must be among these.
     """
 
     name: str
@@ -296,6 +313,7 @@ class Trend:
     values: Sequence[float]
     spreads: Sequence[tuple[float, float]]
     number: int
+    bad: Sequence[int] = ()
 
 
 def trend_lines(
@@ -307,25 +325,40 @@ def trend_lines(
         figure, (axes,) = canvas(2.8)
         handles = []
         for trend in trends:
-            number = trend.number
-            colour = SERIES[number % len(SERIES)]
-            for x, (low, high) in zip(trend.runs, trend.spreads, strict=True):
-                axes.plot([x, x], [low, high], color=colour, linewidth=3, alpha=0.35)
+            look = mark(trend.number)
+            for x, ends in zip(trend.runs, trend.spreads, strict=True):
+                if all(map(np.isfinite, ends)):
+                    axes.plot([x, x], ends, color=look["color"], linewidth=3, alpha=0.35)
+            values = [value if np.isfinite(value) else np.nan for value in trend.values]
             handles += axes.plot(
-                trend.runs, trend.values, color=colour, label=trend.name, markersize=6,
-                marker=MARKERS[number % len(MARKERS)], linewidth=1.2,
-            )  # fmt: skip
+                trend.runs, values, label=trend.name, markersize=6, linewidth=1.2, **look
+            )
         if level is not None:
             axes.axhline(level, color=INK, linewidth=0.8, linestyle=(0, (4, 3)))
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.3g}"))
-        top = max([high for trend in trends for _, high in trend.spreads] + [level or 0.0])
-        axes.set_ylim(-0.04 * (top or 1.0), 1.1 * top or 1.0)
+        spread = [end for trend in trends for pair in trend.spreads for end in pair]
+        known = [end for end in spread if np.isfinite(end)]
+        top, low = max([*known, level or 0.0]), min([*known, 0.0])
+        room = (top - low) or 1.0
+        axes.set_ylim(low - 0.04 * room, top + 0.1 * room)
+        handles += _crosses(axes, [run for trend in trends for run in trend.bad])
         axes.set_xticks(range(1, num_runs + 1, -(-num_runs // 16)))
         axes.set_xlim(0.5, num_runs + 0.5)
         axes.set_xlabel("run, in order of time")
         axes.set_ylabel(axis)
-        legend_below(figure, handles if len(trends) > 1 else [], 3)
+        legend_below(figure, handles if len(handles) > 1 else [], 3)
         return to_svg(figure, title, desc)
+
+
+def _crosses(axes: Any, runs: Sequence[int]) -> list[Any]:
+    """At the top of the plot: these runs have a value that is not allowed, whatever its point."""
+    if not runs:
+        return []
+    marks: list[Any] = axes.plot(
+        runs, [1.0] * len(runs), transform=axes.get_xaxis_transform(), linestyle="none", marker="x",
+        color=BAD, markersize=7, label="not allowed", clip_on=False,
+    )  # fmt: skip
+    return marks
 
 
 def clip(text: str, most: int) -> str:

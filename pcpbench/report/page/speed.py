@@ -56,9 +56,10 @@ def speed_sections(run: StoredCompare) -> list[Section]:
         ),
         Section(
             "Break-even",
-            "How many steps of a scenario it takes until the graphs have saved what their capture "
-            "cost (warm-ups included). Saving per step: medians over repetitions, base less "
-            "candidate, mean over the scenario's steps. " + shared,
+            "How many steps of a scenario it takes until the candidate's graphs have saved what "
+            "their capture cost (warm-ups included; less what the base's own capture cost, where "
+            "it has graphs, too). Saving per step: medians over repetitions, base less candidate, "
+            "mean over the scenario's steps. " + shared,
             [_break_even(run)],
         ),
     ]
@@ -179,7 +180,7 @@ def _at_most(series: list[plots.Dots], most: int) -> list[plots.Dots]:
     rest = series[most - 1 :]
     pairs = sorted((s, v) for one in rest for s, v in zip(one.steps, one.values, strict=True))
     others = plots.Dots(
-        f"{len(rest)} others", [p[0] for p in pairs], [p[1] for p in pairs], most - 1
+        f"{len(rest)} others", [p[0] for p in pairs], [p[1] for p in pairs], plots.OTHERS
     )
     return [*series[: most - 1], others]
 
@@ -189,20 +190,22 @@ def _cell(value: float | None, scale: float) -> str:
 
 
 def _ran_as(row: Row | None) -> str:
-    """Such as `FULL, 8 tokens` or `eager`."""
+    """Such as `FULL, 8 tokens`, `FULL, 8 tokens of 2 requests` (with drafts) or `eager`."""
     if row is None:
         return "unknown"
     served = row.text("served_as")
     if served in ("NONE", "IDLE", ""):
         return {"NONE": "eager", "IDLE": "idle"}.get(served, "unknown")
-    size = row.text("descriptor_num_tokens")
-    return f"{served}, {size} token{'' if size == '1' else 's'}"
+    size, requests = row.text("descriptor_num_tokens"), row.text("descriptor_num_reqs")
+    text = f"{served}, {size} token{'' if size == '1' else 's'}"
+    if requests in ("", size):
+        return text
+    return f"{text} of {requests} request{'' if requests == '1' else 's'}"
 
 
-def _descriptor_order(name: str) -> tuple[str, int]:
-    mode, _, size = name.partition(", ")
-    number = size.partition(" ")[0]
-    return mode, int(number) if number.isdigit() else 0
+def _descriptor_order(name: str) -> tuple[str, list[int]]:
+    mode, _, sizes = name.partition(", ")
+    return mode, [int(word) for word in sizes.split() if word.isdigit()]
 
 
 def _break_even(run: StoredCompare) -> Figure:
@@ -214,11 +217,12 @@ def _break_even(run: StoredCompare) -> Figure:
             continue
         steps = cost / saving if saving > 0 else None
         told = "never" if steps is None else f"{steps:,.0f}" if steps >= 10 else f"{steps:.1f}"
-        bars.append((scenario.name, steps or 0.0, f"{told} steps" if steps else "never: no saving"))
+        text = "never: no saving" if steps is None else f"{told} steps"
+        bars.append((scenario.name, steps or 0.0, text))
         spent = NOTHING if steps is None else f"{steps * step_s:.2f}"
         rows.append([scenario.name, f"{1e3 * cost:.1f}", f"{1e6 * saving:.1f}", told, spent])
     if not bars:
-        reason = "No arm of this run captured graphs in a scenario that passed and was timed."
+        reason = "The candidate captured no graphs in a scenario that passed and was timed."
         return Figure(title, note=reason if run.has("samples.csv") else OLD)
     desc = "Steps until captured graphs have saved what their capture cost: " + "; ".join(
         f"{name} {text}" for name, _, text in bars
@@ -233,13 +237,17 @@ def _break_even(run: StoredCompare) -> Figure:
 def _costs(
     run: StoredCompare, scenario: StoredScenario
 ) -> tuple[float | None, float | None, float | None]:
-    """Seconds: of the candidate's capture, saved by each step, of a step of the candidate."""
-    row = scenario.row("candidate")
-    cost = None if row is None else row.number("capture_ms")
+    """Seconds: that the candidate's capture takes more, saved by a step, of a step of it."""
+    rows = (scenario.row(role) for role in ("candidate", "base"))
+    cost, base_cost = (None if row is None else row.number("capture_ms") for row in rows)
     base = run.by_step(scenario.name, run.base, "step")
     ours = run.by_step(scenario.name, run.candidate, "step")
     common = [step for step in ours if step in base]
     if cost is None or not common or run.base == run.candidate:
         return None, None, None
     saving = float(np.mean([base[step] - ours[step] for step in common]))
-    return cost / 1e3, saving, float(np.mean([ours[step] for step in common]))
+    return (
+        max(cost - (base_cost or 0.0), 0.0) / 1e3,
+        saving,
+        float(np.mean([ours[step] for step in common])),
+    )

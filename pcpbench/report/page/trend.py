@@ -19,8 +19,11 @@ from pcpbench.report.page import plots
 from pcpbench.report.page.parts import Figure, Section, Table, table_of
 from pcpbench.report.stored_compare import StoredCompare, StoredScenario
 
+UNMEASURED = ("non_finite", "shape_mismatch")
 MACHINE = ("device", "device_name", "platform", "num_threads")
 Measure = Callable[[StoredScenario], float | None]
+NOT_FINITE = math.inf
+"""Of a drift that no number tells: it is larger than every other."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,7 @@ class _Measured:
     axis: str
     what: str
     measure: Measure
+    is_bad: Callable[[StoredScenario], bool] = lambda scenario: False
     level: float | None = None
     pick: Callable[[Sequence[float]], float] = lambda values: float(np.median(values))
 
@@ -39,7 +43,8 @@ def trend_section(runs: Sequence[StoredCompare]) -> Section:
     num_groups = len(set(groups))
     lead = (
         "Each point is a run: the median over its scenarios (of drift: the largest), the bar "
-        "behind it from the lowest to the highest one. Runs are numbered in order of time. Only "
+        "behind it from the lowest to the highest one; a cross at the top: the drift of a scenario "
+        "is not allowed. Runs are numbered in order of time. Only "
         "ratios, shares and errors are here: absolute times of different machines do not belong on "
         "one axis."
     )
@@ -114,14 +119,26 @@ def _full_share(scenario: StoredScenario) -> float | None:
 
 
 def _drift(kind: str) -> Measure:
+    """The largest; NOT_FINITE where an outcome is that no share can be formed."""
+
     def measure(scenario: StoredScenario) -> float | None:
-        found = [
-            row.number("drift_relative") for row in scenario.arms if row.text("drift_kind") == kind
-        ]
-        known = [value for value in found if value is not None and math.isfinite(value)]
-        return max(known, default=None)
+        found = []
+        for row in scenario.arms:
+            if row.text("drift_kind") == kind:
+                value = row.number("drift_relative")
+                is_nan = value is not None and math.isnan(value)
+                is_hidden = row.text("drift_outcome") in UNMEASURED
+                found.append(NOT_FINITE if is_nan or is_hidden else value)
+        return max((value for value in found if value is not None), default=None)
 
     return measure
+
+
+def _is_bad(kind: str) -> Callable[[StoredScenario], bool]:
+    """Whether a drift of this kind is not allowed."""
+    return lambda scenario: any(
+        row.text("drift_kind") == kind and row.text("drift_ok") == "false" for row in scenario.arms
+    )
 
 
 MEASURES: tuple[_Measured, ...] = (
@@ -131,12 +148,13 @@ MEASURES: tuple[_Measured, ...] = (
               "that of the base arm in the same run", _ratio("launch_overhead_ratio"), level=1.0),
     _Measured("Partition drift", "largest relative", "largest relative difference between the base "
               "arm's ladder and one rank without context parallelism", _drift("partition"),
-              pick=max),
+              _is_bad("partition"), pick=max),
     _Measured("Padding drift", "largest relative", "largest relative difference of an eager step "
               "padded as a graph would be from the same step unpadded", _drift("padding"),
-              pick=max),
+              _is_bad("padding"), pick=max),
     _Measured("Capture drift", "largest relative", "largest relative difference of a replay from "
-              "its padded eager twin; must be 0", _drift("capture"), pick=max),
+              "its padded eager twin; must be 0", _drift("capture"), _is_bad("capture"),
+              pick=max),
     _Measured("FULL share", "% of coverable", "decode steps that FULL served, of those that a "
               "captured size covers", _full_share),
 )  # fmt: skip
@@ -144,7 +162,7 @@ MEASURES: tuple[_Measured, ...] = (
 
 def _figure(runs: Sequence[StoredCompare], groups: Sequence[str], one: _Measured) -> Figure:
     points: dict[str, list[tuple[int, float, float, float]]] = {}
-    rows = []
+    rows, bad = [], dict[int, int]()
     for number, (run, group) in enumerate(zip(runs, groups, strict=True), 1):
         found = [one.measure(scenario) for scenario in run.scenarios]
         known = [value for value in found if value is not None]
@@ -153,9 +171,14 @@ def _figure(runs: Sequence[StoredCompare], groups: Sequence[str], one: _Measured
             middle, low, high = one.pick(known), min(known), max(known)
             points.setdefault(group, []).append((number, middle, low, high))
             told = [f"{value:.3g}" for value in (middle, low, high)]
-        rows.append([str(number), run.run.name, group, *told, str(len(known))])
-    columns = ["run", "directory", "kind", "value", "lowest", "highest", "scenarios"]
-    table = Table(columns, rows, frozenset({0, 3, 4, 5, 6}))
+        num_bad = sum(map(one.is_bad, run.scenarios))
+        if num_bad and known:
+            bad[number] = num_bad
+        rows.append([str(number), run.run.name, group, *told, str(len(known)), str(num_bad)])
+    columns = ["run", "directory", "kind", "value", "lowest", "highest", "scenarios", "not allowed"]
+    if not bad:
+        columns, rows = columns[:-1], [row[:-1] for row in rows]
+    table = Table(columns, rows, frozenset({0, *range(3, len(columns))}))
     if not points:
         return Figure(one.title, table=table, note="No run has a value for this.")
     order = sorted(set(groups))
@@ -166,6 +189,7 @@ def _figure(runs: Sequence[StoredCompare], groups: Sequence[str], one: _Measured
             [p[1] for p in mine],
             [(p[2], p[3]) for p in mine],
             order.index(group),
+            [p[0] for p in mine if p[0] in bad],
         )
         for group, mine in sorted(points.items())
     ]

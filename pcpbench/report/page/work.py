@@ -1,4 +1,4 @@
-"""Sections about what ran and what it computed: padding waste, dispatch misses, drift.
+"""Sections about what ran and what it computed: padding waste, dispatch misses, drift (drift.py).
 
 They hold counts and errors, no times, so that scenarios that failed are in them. Owns what is
 plotted and tabled; draws through plots.py.
@@ -6,22 +6,18 @@ plotted and tabled; draws through plots.py.
 
 from __future__ import annotations
 
-import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.report import units
+from pcpbench.report.arms import base_arm
 from pcpbench.report.page import plots
+from pcpbench.report.page.drift import drift_section
 from pcpbench.report.page.parts import Figure, Section, Table, table_of
-from pcpbench.report.stored import Row
 from pcpbench.report.stored_compare import StoredCompare
 
-MAX_COLUMNS = 120
-"""Columns of a drift map; longer scenarios have several steps in one."""
-MAX_CLASSES = 6
-KINDS = ("partition", "padding", "capture")
-ALLOWED = ("bitwise", "within_budget")
-GRAPH_MODES = ("FULL", "PIECEWISE")
+SERVED = "served by FULL"
 
 
 def work_sections(run: StoredCompare) -> list[Section]:
@@ -37,24 +33,16 @@ def work_sections(run: StoredCompare) -> list[Section]:
             "Dispatch misses",
             "Steps that no FULL graph served, by the reason that dispatch gave. All scenarios "
             "together; idle steps are not counted.",
-            [_misses(run, arm) for arm in run.asked if _replays(run, arm)]
+            [_misses(run, arm) for arm in run.asked if _replays(arm)]
             or [Figure("Misses", note="No arm of this run replays graphs.")],
         ),
-        Section(
-            "Drift by step and layer",
-            "Largest difference relative to its row's scale, worst over the ranks. A layer's row "
-            "is its KV cache. Capture drift must be zero everywhere; partition and padding drift "
-            "have a budget (docs/measures.md).",
-            [_drift(run, scenario.name) for scenario in run.scenarios],
-        ),
+        drift_section(run),
     ]
 
 
-def _replays(run: StoredCompare, arm: str) -> bool:
-    return any(
-        row.text("served_as") in GRAPH_MODES or row.text("miss_reason")
-        for row in run.rows("steps.csv", arm=arm)
-    )
+def _replays(arm: str) -> bool:
+    """Whether an arm is there to be served by graphs, whether or not one ever was."""
+    return ARM_MODES.get(base_arm(arm)) not in (None, CUDAGraphMode.NONE)
 
 
 def _padding(run: StoredCompare) -> Figure:
@@ -99,10 +87,12 @@ def _misses(run: StoredCompare, arm: str) -> Figure:
     for row in run.rows("steps.csv", arm=arm):
         if row.text("served_as") == "IDLE":
             continue
-        reason = row.text("miss_reason")
-        reasons[f"missed: {reason}" if reason else "served by FULL"][row.text("scenario")] += 1
+        reason = SERVED
+        if row.text("served_as") != "FULL":
+            reason = f"missed: {row.text('miss_reason') or 'no reason was given'}"
+        reasons[reason][row.text("scenario")] += 1
     total = sum(sum(found.values()) for found in reasons.values())
-    order = sorted(reasons, key=lambda r: (r != "served by FULL", -sum(reasons[r].values()), r))
+    order = sorted(reasons, key=lambda r: (r != SERVED, -sum(reasons[r].values()), r))
     bars = []
     for reason in order:
         steps = sum(reasons[reason].values())
@@ -114,108 +104,3 @@ def _misses(run: StoredCompare, arm: str) -> Figure:
     ]
     svg = plots.level_bars(bars, "steps", title, desc)
     return Figure(title, desc, svg, table_of(["scenario", *order], rows, 1))
-
-
-def _drift(run: StoredCompare, scenario: str) -> Figure:
-    rows = run.rows("drift.csv", scenario)
-    if not rows:
-        old = not run.has("drift.csv")
-        why = "This run has no drift.csv: an older pcpbench made it."
-        return Figure(scenario, note=why if old else "Nothing was compared.")
-    num_steps = 1 + max(row.whole("step") or 0 for row in run.rows("steps.csv", scenario) or rows)
-    bin_size = -(-num_steps // MAX_COLUMNS)
-    decades = [_decade(row) for row in rows]
-    known = [decade for decade in decades if decade is not None]
-    top = max(known, default=0)
-    low = max(min(known, default=0), top - MAX_CLASSES + 1)
-    maps, quiet, pairs = [], [], _pairs(rows)
-    for kind, arm, twin in pairs:
-        mine = [row for row in rows if (row.text("kind"), row.text("arm")) == (kind, arm)]
-        heading = f"{kind}: {plots.clip(arm, 20)} against {plots.clip(twin, 22)}"
-        if all(row.text("outcome") == "bitwise" for row in mine):
-            quiet.append(f"{kind} drift of {arm} from {twin}: none, {len(mine)} tensors equal bit "
-                         "for bit")  # fmt: skip
-            continue
-        maps.append(_map(mine, heading, num_steps, bin_size, low))
-    classes = [_class_name(low + n, n == 0 and low > min(known, default=0)) for n in
-               range(top - low + 1)] if known else []  # fmt: skip
-    desc = f"Drift of {scenario} over {num_steps} steps. " + " ".join(
-        f"{row[0]} of {row[1]}: largest relative {row[4]} in step {row[5]}."
-        for row in _worst(rows, pairs)
-    )
-    axis = "step" if bin_size == 1 else f"step / {bin_size}"
-    svg = plots.cell_maps(maps, classes, axis, f"Drift of {scenario}", desc) if maps else ""
-    columns = ["kind", "arm", "twin", "tensor", "largest relative", "in step", "values that differ",
-               "outcome"]  # fmt: skip
-    table = Table(columns, _worst(rows, pairs), frozenset({4, 5, 6}))
-    return Figure(scenario, desc, svg, table, "; ".join(quiet) + "." if quiet else "")
-
-
-def _pairs(rows: Sequence[Row]) -> list[tuple[str, str, str]]:
-    found = dict.fromkeys((r.text("kind"), r.text("arm"), r.text("twin")) for r in rows)
-    return sorted(found, key=lambda pair: KINDS.index(pair[0]) if pair[0] in KINDS else 9)
-
-
-def _place(row: Row) -> str:
-    layer = row.text("layer")
-    return f"layer {layer}" if layer else row.text("tensor")
-
-
-def _places(rows: Sequence[Row]) -> list[str]:
-    """Layers from the first one up, then what lies behind them."""
-    layers = sorted({row.whole("layer") or 0 for row in rows if row.text("layer")})
-    behind = [name for name in ("hidden", "logits", "sampled") if any(r.text("tensor") == name for
-              r in rows)]  # fmt: skip
-    return [f"layer {layer}" for layer in layers] + behind
-
-
-def _decade(row: Row) -> int | None:
-    """Of the relative error: -6 for 3e-6. None where nothing differs or nothing can be formed."""
-    relative = row.number("relative")
-    if row.text("outcome") == "bitwise" or not relative or not math.isfinite(relative):
-        return None
-    return math.floor(math.log10(relative))
-
-
-def _class_name(decade: int, is_open: bool) -> str:
-    return f"below 1e{decade + 1}" if is_open else f"1e{decade} to 1e{decade + 1}"
-
-
-def _map(
-    rows: Sequence[Row], heading: str, num_steps: int, bin_size: int, low: int
-) -> plots.CellMap:
-    places = _places(rows)
-    cells: dict[tuple[int, int], int] = {}
-    bad, seen = set(), set()
-    for row in rows:
-        column = (row.whole("step") or 0) // bin_size
-        place = (column, places.index(_place(row)))
-        seen.add(column)
-        decade = _decade(row)
-        if decade is not None:
-            cells[place] = max(cells.get(place, -1), max(decade - low, 0))
-        if row.text("outcome") not in ALLOWED:
-            bad.add(place)
-    num_columns = -(-num_steps // bin_size)
-    absent = [column for column in range(num_columns) if column not in seen]
-    return plots.CellMap(heading, places, num_columns, cells, frozenset(bad), absent)
-
-
-def _worst(rows: Sequence[Row], pairs: Sequence[tuple[str, str, str]]) -> list[list[str]]:
-    """A row for each pair and place: its largest error, where, and the worst outcome."""
-    told = []
-    for kind, arm, twin in pairs:
-        mine = [row for row in rows if (row.text("kind"), row.text("arm")) == (kind, arm)]
-        for place in _places(mine):
-            here = [row for row in mine if _place(row) == place]
-            worst = max(here, key=_badness)
-            differs = sum(row.whole("num_mismatched") or 0 for row in here)
-            told.append(
-                [kind, arm, twin, place, units.small(worst.number("relative")), worst.text("step"),
-                 f"{differs:,}", worst.text("outcome").replace("_", " ")]
-            )  # fmt: skip
-    return told
-
-
-def _badness(row: Row) -> tuple[bool, float]:
-    return row.text("outcome") not in ALLOWED, row.number("relative") or 0.0
