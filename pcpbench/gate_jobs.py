@@ -15,6 +15,7 @@ from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.gate_samples import JudgedScenario, ProcessFailure, ProcessSample
 from pcpbench.gate_settings import GateOptions, resolve_settings
+from pcpbench.paths import reachable
 from pcpbench.records import Environment
 
 MAX_REPETITIONS = 1000
@@ -107,7 +108,8 @@ class GateRequest(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.self_check and self.run is not None:
             raise UsageError("--self-check measures its own runs: leave RUN out.")
-        both = [path for path in (self.baseline, self.run) if path is not None and path.exists()]
+        named = {"baseline": self.baseline, "run": self.run}
+        both = [p for name, p in named.items() if p is not None and reachable(p, name).exists()]
         if len(both) == 2 and both[0].samefile(both[1]):
             raise UsageError(
                 f"RUN is {str(self.run)!r}, the baseline itself: name another run, or leave RUN "

@@ -219,6 +219,7 @@ def _value(metric: str, value: str, text: str, source: str) -> tuple[Form, float
     if metric in COUNTS:
         if bound or unit or number != int(number):
             raise _bad(source, text, f"gives {metric}, a count, as {value!r}", f"use {metric}:0")
+        _check_zero(metric, value, text, source)
         return Form.AT_MOST, number
     if metric == FULL_SHARE:
         if unit != "%" or number > 100:
@@ -237,6 +238,12 @@ def _value(metric: str, value: str, text: str, source: str) -> tuple[Form, float
     if unit == "%":
         return Form.MORE, number / 100
     return Form.MORE_SECONDS, number * _SECONDS[unit]
+
+
+def _check_zero(metric: str, value: str, text: str, source: str) -> None:
+    if float(value):
+        what = f"lets {value} through, and what computes something else has no speed to judge"
+        raise _bad(source, text, what, f"use {metric}:0")
 
 
 def _number(text: str) -> float | None:

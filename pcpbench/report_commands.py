@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pcpbench.errors import UsageError
+from pcpbench.paths import reachable
 from pcpbench.report.page.faults import read_faults
 from pcpbench.report.page.page import MAIN_TABLES, MARK, render_page
-from pcpbench.report.stored import KEYS, reachable, read_run
+from pcpbench.report.stored import KEYS, read_run
 from pcpbench.report.trace import MARK as TRACE_MARK
 from pcpbench.report.trace import render_trace
 from pcpbench.report.whole_file import check_target, write_whole

@@ -34,20 +34,40 @@ class FakeGate:
     """Samples of processes that nobody ran: what they hold is what a test says."""
 
     @staticmethod
-    def scenario(name="s", ratio=0.8, base_s=3e-3, capture_s=0.25, plan_hash="p", num_wrong=0):
+    def scenario(
+        name="s", ratio=0.8, base_s=3e-3, capture_s=0.25, plan_hash="p", num_wrong=0, slow=None
+    ):
+        """Every metric and statistic has numbers of its own. slow: factors such as "tpot.p99" on
+        the candidate's; ".ratio" is what pairs have."""
         from pcpbench.gate_samples import TIME_METRICS, MetricSample, ScenarioSample
         from pcpbench.results import Stat
 
-        def stat(seconds):
-            return Stat(mean=seconds, median=seconds, std=0.0, p99=2 * seconds, num_samples=9)
+        def times(number, metric):
+            factors = {
+                kind: (slow or {}).get(f"{metric}.{kind}", 1.0)
+                for kind in ("mean", "median", "p99", "ratio")
+            }
+            base = base_s * (1 + 0.3 * number)
+            ours = base * ratio
 
-        times = MetricSample(
-            base=stat(base_s), candidate=stat(base_s * ratio), ratio=ratio, num_pairs=9
-        )
+            def stat(seconds, mean=1.0, median=1.0, p99=1.0):
+                return Stat(
+                    mean=1.1 * seconds * mean,
+                    median=seconds * median,
+                    std=0.0,
+                    p99=2 * seconds * p99,
+                    num_samples=9,
+                )
+
+            pairs = factors.pop("ratio")
+            return MetricSample(
+                base=stat(base), candidate=stat(ours, **factors), ratio=ratio * pairs, num_pairs=9
+            )
+
         return ScenarioSample(
             scenario=name,
             plan_hash=plan_hash,
-            metrics=dict.fromkeys(TIME_METRICS, times),
+            metrics={name: times(number, name) for number, name in enumerate(TIME_METRICS)},
             capture_s=capture_s,
             num_wrong=num_wrong,
         )

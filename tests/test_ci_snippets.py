@@ -39,7 +39,10 @@ def test_the_commands_of_a_snippet_can_be_run(name):
         if re.match(r"\s*pcpbench ", line)
     ]
     assert lines
+    known = set()
     for line in lines:
         _, name, *words = shlex.split(line)
-        known = {option for param in commands[name].params for option in param.opts}
+        known |= {option for param in commands[name].params for option in param.opts}
         assert {word for word in words if word.startswith("--")} <= known
+    ours = [script for script in scripts(document) if not script.startswith("curl")]
+    assert {flag for script in ours for flag in re.findall(r"--[a-z-]+", script)} <= known

@@ -47,6 +47,8 @@ def test_every_form_means_what_it_says(text, metric, stat, form, limit):
     ("text", "told"),
     [
         ("tpot:nan%", "no finite number"),
+        ("drift:1", "use drift:0"),
+        ("contracts:3", "use contracts:0"),
         ("tpot:nan", "no finite number"),
         ("tpot:inf%", "no finite number"),
         ("tpot:-inf", "no finite number"),
@@ -148,7 +150,7 @@ def test_an_acceptance_has_a_limit_a_day_and_a_reason():
         ({"until": "2027-W05"}, "last day"),
         ({"rule": "tpot:off"}, "how much"),
         ({"rule": None}, "how much"),
-        ({"rule": "drift:1"}, "cannot"),
+        ({"rule": "drift:0"}, "cannot"),
         ({"rule": "full_share:>=90%"}, "can be"),
         ({"because": "x"}, "no 'because'"),
     ]:

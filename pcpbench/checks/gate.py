@@ -33,6 +33,9 @@ ALPHA: Final = 0.01
 """Chance, at each look, that an interval of any finding lies wholly on the wrong side."""
 
 
+CHANGED: Final = "the steps are not those of the baseline"
+
+
 @dataclass(frozen=True)
 class Side:
     """What was measured of one side: processes, and what the judge said of each scenario."""
@@ -178,15 +181,14 @@ def _judge_time(
         for side in (case.run, case.baseline)
     )
     for values, side, name in ((theirs, case.baseline, "baseline"), (ours, case.run, "run")):
-        if len(values) < MIN_PROCESSES:
-            total = len(side.processes)
-            why = f"{len(values)} of {total} processes of the {name} have a value"
-            remedy = "raise --max-time" if total < MIN_PROCESSES else "use a rule in us or ms"
-            found = _no_answer(rule, scenario, f"{why}, and it takes {MIN_PROCESSES}: {remedy}")
-            if values and side is case.run:  # more processes of it may have one
-                needed = math.ceil(MIN_PROCESSES * total / len(values))
-                return msgspec.structs.replace(found, num_needed=needed)
-            return found
+        total = len(side.processes)
+        why = f"{len(values)} of {total} processes of the {name} have a value"
+        if len(values) < total:  # those that lack one are no sample: theirs was too small to tell
+            return _no_answer(rule, scenario, f"{why}: use a rule in us or ms")
+        if total < MIN_PROCESSES:
+            remedy = f"it takes {MIN_PROCESSES}: raise --max-time"
+            found = _no_answer(rule, scenario, f"{why}, and {remedy}")
+            return msgspec.structs.replace(found, num_needed=MIN_PROCESSES)
     decide = _Decision(rule, scenario, theirs, ours, alpha)
     found = decide.at(rule.limit)
     if found.verdict is GateVerdict.PASS or accepted is None:
@@ -260,14 +262,14 @@ def _problem(rule: Rule, scenario: str, case: Case) -> str:
     if judged is not None:
         hashes.add(judged.plan_hash)
     if len(hashes) > 1:
-        return "the scenario is another one now: its steps are not those of the baseline"
+        return f"the scenario is another one now: {CHANGED}"
+    if judged is None or judged.outcome != "pass":
+        outcome = "was not judged" if judged is None else f"is {judged.outcome}"
+        return f"the run's scenario {outcome}: it has no speed to compare"
     if not case.run.processes:
         return "the run has not timed this scenario: it has no process"
     if not samples:
         return "the run has not timed this scenario"
-    if judged is None or judged.outcome != "pass":
-        outcome = "was not judged" if judged is None else f"is {judged.outcome}"
-        return f"the run's scenario {outcome}: it has no speed to compare"
     if rule.form is Form.MORE_SECONDS and not case.same_machine:
         return (
             "the baseline was made on another machine, whose times are never judged: use a rule "
@@ -278,7 +280,7 @@ def _problem(rule: Rule, scenario: str, case: Case) -> str:
 
 def _judge_count(rule: Rule, case: Case) -> Finding:
     judged = case.run.judged
-    unjudged = _unjudged(case)
+    unknown = _unknown(case)
     if not judged:
         return _no_answer(rule, "", "no scenario was judged")
     skipped = [j for j in judged if j.outcome not in ("pass", "fail")]
@@ -296,8 +298,8 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
         first = skipped[0]
         told = next(iter(first.reasons), "no reason was given")
         verdict, why = GateVerdict.NOT_COMPARABLE, f"{first.scenario} is {first.outcome}: {told}"
-    elif unjudged:
-        verdict, why = GateVerdict.NOT_COMPARABLE, unjudged
+    elif unknown:
+        verdict, why = GateVerdict.NOT_COMPARABLE, unknown
     else:
         verdict, why = GateVerdict.PASS, where or "none"
     baseline = sum(_count(j, rule.metric, case.baseline) for j in case.baseline.judged)
@@ -312,16 +314,22 @@ def _judge_count(rule: Rule, case: Case) -> Finding:
     )
 
 
-def _unjudged(case: Case) -> str:
-    """Scenarios of the baseline that the run says nothing of, "" for none."""
-    known = {judged.scenario for judged in case.run.judged}
-    names = [j.scenario for j in case.baseline.judged if j.scenario not in known]
-    if not names:
+def _unknown(case: Case) -> str:
+    """Scenarios of the baseline that the run says nothing of, or that are others now; "" for
+    none."""
+    before = {judged.scenario: judged.plan_hash for judged in case.baseline.judged}
+    now = {judged.scenario: judged.plan_hash for judged in case.run.judged}
+    lacking = [name for name in before if name not in now]
+    if lacking:
+        return (
+            f"the run did not judge {', '.join(lacking)} of the baseline: run the same scenarios, "
+            "or record the baseline anew"
+        )
+    changed = [name for name, steps in before.items() if now[name] != steps]
+    if not changed:
         return ""
-    return (
-        f"the run did not judge {', '.join(names)} of the baseline: run the same scenarios, or "
-        "record the baseline anew"
-    )
+    verb = "is another one" if len(changed) == 1 else "are others"
+    return f"{', '.join(changed)} {verb} now: {CHANGED}"
 
 
 def _count(judged: JudgedScenario, metric: str, side: Side) -> int:
@@ -342,30 +350,25 @@ def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding
     """The scenario whose share of FULL steps is worst off under the rule."""
     limit = rule.limit if accepted is None else max(rule.limit, accepted.rule.limit)
     found: list[tuple[float, str, float, float | None]] = []
-    changed = ""
     for judged in case.run.judged:
         share, before = judged.full_share, case.baseline.verdict_on(judged.scenario)
         was = None if before is None else before.full_share
         if share is None or (rule.form is Form.LESS and was is None):
             continue
         if before is not None and before.plan_hash != judged.plan_hash:
-            changed = changed or judged.scenario
             continue
         least = rule.limit if rule.form is Form.AT_LEAST else (was or 0.0) - rule.limit
         found.append((share - least, judged.scenario, share, was))
-    unjudged, least_room = _unjudged(case), -1e-12
-    is_broken = bool(found) and min(found)[0] < least_room
-    if changed and not is_broken:
-        return _no_answer(rule, changed, "the scenario is another one now")
-    if unjudged and not is_broken:
-        return _no_answer(rule, "", unjudged)
+    unknown, least_room = _unknown(case), -1e-12
     if not found:
-        return _no_answer(rule, "", "no scenario of both sides has a decode step")
+        return _no_answer(rule, "", unknown or "no scenario of both sides has a decode step")
     room, scenario, share, was = min(found)
     verdict = GateVerdict.PASS
-    if is_broken:
+    if room < least_room:
         slack = limit - rule.limit
         verdict = GateVerdict.ACCEPTED if room + slack >= least_room else GateVerdict.REGRESSION
+    if unknown and verdict is not GateVerdict.REGRESSION:
+        return _no_answer(rule, "", unknown)
     return Finding(
         rule=rule,
         scenario="" if verdict is GateVerdict.PASS else scenario,

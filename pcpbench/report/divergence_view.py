@@ -6,7 +6,6 @@ Owns the words for a finding and the whole report of `pcpbench repro`. Judges no
 from __future__ import annotations
 
 import shlex
-import sys
 from typing import TextIO
 
 import msgspec
@@ -17,6 +16,7 @@ from pcpbench.divergence import Divergence, KvOrigin, TensorDifference
 from pcpbench.plan import StepPlan
 from pcpbench.report import units
 from pcpbench.report.console import Facts, verdict_line
+from pcpbench.report.json_out import print_text
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
 from pcpbench.results import Outcome
@@ -75,9 +75,7 @@ def print_repro_json(result: ReproResult, stream: TextIO | None = None) -> None:
         "diverges": result.diverges,
         "summary": repro_text(result),
     }
-    out = sys.stdout if stream is None else stream
-    out.write(to_json({**head, **msgspec.structs.asdict(result)}))
-    out.flush()
+    print_text(to_json({**head, **msgspec.structs.asdict(result)}), stream)
 
 
 def repro_text(result: ReproResult) -> str:

@@ -5,7 +5,6 @@ Owns the shape of `gate.json`; `docs/gate.schema.json` is printed by `pcpbench g
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 import msgspec
@@ -14,6 +13,7 @@ from pcpbench import __version__
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
 from pcpbench.gate_rules import Rule
 from pcpbench.records import Environment, Notice
+from pcpbench.report.json_out import print_text
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
 
@@ -66,5 +66,4 @@ def gate_schema() -> str:
 
 def print_gate_json(result: GateResult) -> None:
     """Write the result's JSON to stdout."""
-    sys.stdout.write(gate_json(result))
-    sys.stdout.flush()
+    print_text(gate_json(result))

@@ -17,6 +17,7 @@ from pcpbench.report.columns import STATS
 from pcpbench.report.dispatch_view import run_totals
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
+from pcpbench.report.printable import ascii_json
 from pcpbench.report.run_files import Ended
 from pcpbench.results import ArmSummary, CaptureResult, CompareResult, ScenarioResult, Stat
 
@@ -72,8 +73,12 @@ def print_json(result: CompareResult | CaptureResult, stream: TextIO | None = No
 
 
 def print_text(text: str, stream: TextIO | None = None) -> None:
-    """Write a document to a stream, stdout by default."""
+    """Write a JSON document to a stream, stdout by default, in whatever the stream can encode."""
     out = sys.stdout if stream is None else stream
+    try:
+        text.encode(getattr(out, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        text = ascii_json(text)
     out.write(text)
     out.flush()
 

@@ -7,6 +7,7 @@ character is shown as its escape, so that nothing vanishes. Newlines and tabs st
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Final
 
@@ -19,6 +20,11 @@ _CONTROL: Final = re.compile(
 def printable(text: str) -> str:
     """The text with every control character as its escape: ESC [ 3 1 m becomes `\\x1b[31m`."""
     return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def ascii_json(text: str) -> str:
+    """JSON text whose every other character is JSON's escape: a reader gets the same strings."""
+    return re.sub("[^\x00-\x7f]", lambda found: json.dumps(found[0])[1:-1], text)
 
 
 def printable_json(text: str) -> str:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-
 from rich.console import Console
 from rich.text import Text
 
 from pcpbench.gate_results import SelfCheckResult
 from pcpbench.report import units
 from pcpbench.report.console import Facts, new_table, words_line
+from pcpbench.report.json_out import print_text
 from pcpbench.report.manifest import SCHEMA_VERSION
 from pcpbench.report.plain import to_json
 
@@ -81,5 +80,4 @@ def self_check_json(result: SelfCheckResult) -> str:
 
 def print_self_check_json(result: SelfCheckResult) -> None:
     """Write the result's JSON to stdout."""
-    sys.stdout.write(self_check_json(result))
-    sys.stdout.flush()
+    print_text(self_check_json(result))

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from pcpbench import __version__
 from pcpbench.errors import UsageError
+from pcpbench.paths import reachable
 from pcpbench.report.manifest import NAME, SCHEMA_VERSION
 from pcpbench.report.printable import printable
 
@@ -136,20 +137,6 @@ def read_run(path: Path, tables: Sequence[str] = tuple(KEYS)) -> StoredRun:
         if rows is not None:
             run.tables[name] = rows
     return run
-
-
-def reachable(path: Path) -> Path:
-    """The path itself; raises UsageError for one that this process may not even look for.
-
-    (A directory without search permission, a name that is too long, a loop of links.)
-    """
-    try:
-        path.exists()
-        path.resolve()
-    except (OSError, RuntimeError) as error:  # a loop is a RuntimeError before Python 3.13
-        why = getattr(error, "strerror", None) or "its links go in a circle"
-        raise UsageError(f"{str(path)!r} cannot be read ({why}).") from error
-    return path
 
 
 def _read_manifest(path: Path) -> dict[str, Any]:

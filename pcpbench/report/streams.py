@@ -55,7 +55,8 @@ def _guarded(stream: TextIO, *, is_talk: bool) -> TextIO:
     return io.TextIOWrapper(
         io.BufferedWriter(_Raw(stream.fileno(), is_talk=is_talk)),
         encoding=stream.encoding,
-        errors=stream.errors,
+        # What a stream cannot encode is shown by its escape: no text is worth losing a verdict.
+        errors="backslashreplace" if stream.errors == "strict" else stream.errors,
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 
 from pcpbench.errors import CannotMeasure, UsageError
-from pcpbench.report.stored import reachable
+from pcpbench.paths import reachable
 
 
 def check_target(path: Path, mark: str, what: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +19,14 @@ from pcpbench import __version__
 from pcpbench.checks.shift import MIN_PROCESSES
 from pcpbench.errors import UsageError
 from pcpbench.gate_jobs import Measured
-from pcpbench.gate_samples import TIME_METRICS, MetricSample, ProcessFailure, ProcessSample
+from pcpbench.gate_samples import (
+    TIME_METRICS,
+    MetricSample,
+    ProcessFailure,
+    ProcessSample,
+    wrong_tokens,
+)
+from pcpbench.paths import reachable
 
 FORMAT: Final = "pcpbench-baseline"
 SCHEMA_VERSION: Final = 1
@@ -114,10 +122,10 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
     Raises UsageError, naming file and remedy, for one that is missing, cut short, damaged, foreign
     or newer, and for a baseline of too few processes to be judged.
     """
-    file = path / SAMPLES_NAME if path.is_dir() else path
-    if not file.is_file():
-        held = f"holds no {SAMPLES_NAME}" if path.is_dir() else "does not exist"
-        raise _refusal(path, what, held)
+    file = path / SAMPLES_NAME if reachable(path, what).is_dir() else path
+    if not reachable(file, what).is_file():
+        held = "is no regular file" if path.exists() else "does not exist"
+        raise _refusal(path, what, f"holds no {SAMPLES_NAME}" if path.is_dir() else held)
     data = _read(file, what)
     head, _, rest = data.partition(b"\n") if file.suffix == LINES_SUFFIX else (data, b"", b"")
     measured = _document(file, what, head).measured
@@ -193,10 +201,17 @@ def _problem(measured: Measured, least: int) -> str:
     processes = measured.processes
     if len(processes) < least:
         return f"holds {len(processes)} measured processes, and {least} is the least"
-    if least and measured.failures:
-        return f"has a process that ended without a sample ({measured.failures[0].why})"
+    if least:
+        unsound = _unsound(measured)
+        if unsound:
+            return unsound
     if not processes:
         return ""
+    return _damage(processes)
+
+
+def _damage(processes: Sequence[ProcessSample]) -> str:
+    """What no process can have measured, "" for nothing."""
     if len(set(map(_checksum, processes))) < len(processes):
         return "is damaged (it holds a process twice)"
     names = [[s.scenario for s in process.scenarios] for process in processes]
@@ -209,6 +224,24 @@ def _problem(measured: Measured, least: int) -> str:
                 return f"is damaged (a process lacks {min(missing)})"
             if not all(map(_is_sound, scenario.metrics.values())):
                 return "is damaged (a time is negative)"
+    return ""
+
+
+def _unsound(measured: Measured) -> str:
+    """Why nothing may be held against a run that was read whole, "" for nothing."""
+    if measured.failures:
+        return f"has a process that ended without a sample ({measured.failures[0].why})"
+    if measured.job.slowdown:
+        return f"was slowed on purpose, by {100 * measured.job.slowdown:g} %"
+    if not measured.judged:
+        return "holds times alone: nothing was judged"
+    for judged in measured.judged:
+        if judged.outcome == "fail":
+            return f"has a scenario that failed ({judged.scenario})"
+    for process in measured.processes:
+        for scenario in process.scenarios:
+            if scenario.num_wrong:
+                return f"has wrong tokens: {wrong_tokens(scenario.scenario, scenario.num_wrong)}"
     return ""
 
 

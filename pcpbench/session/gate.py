@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
+from typing import Final
 
 import msgspec
 
@@ -17,9 +20,12 @@ from pcpbench.checks.acceptances import expired, idle
 from pcpbench.checks.gate import Case, Side, applicable, is_broken, is_settled, judge_gate
 from pcpbench.errors import CannotMeasure, MeasuredFailure, UsageError
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
-from pcpbench.gate_results import Finding, GateResult
+from pcpbench.gate_results import Finding, GateResult, GateVerdict
+from pcpbench.gate_rules import Form
+from pcpbench.gate_samples import TIME_METRICS
 from pcpbench.gate_settings import GateSettings, resolve_settings
 from pcpbench.records import Notice
+from pcpbench.report import units
 from pcpbench.report.console import make_console
 from pcpbench.report.gate_files import GateFiles
 from pcpbench.report.gate_json import print_gate_json
@@ -37,6 +43,8 @@ from pcpbench.session.here import (
 )
 from pcpbench.session.processes import judge_once
 
+MOVED: Final = (GateVerdict.REGRESSION, GateVerdict.ACCEPTED, GateVerdict.UNDECIDED)
+
 
 def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResult:
     """Gate a run and print the report.
@@ -44,6 +52,20 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResu
     compared: the `compare` that this gate belongs to, with its job and what the judge said of each
     scenario, and no process timed yet. None does the baseline's job and has it judged.
     """
+    try:
+        result = _gated(request, compared)
+    except Exception as error:
+        tell_github_error(error)
+        raise
+    talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
+    if request.json:
+        print_gate_json(result)
+    print_gate(result, talk)
+    tell_github(result)
+    return result
+
+
+def _gated(request: GateRequest, compared: Measured | None) -> GateResult:
     start = time.monotonic()
     request.check()
     settings = resolve_settings(request.options)
@@ -55,17 +77,7 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResu
             "another run, or leave RUN out to have one measured now."
         )
     gate = Gate(request, settings, baseline, start)
-    try:
-        result = gate.measure(compared) if run is None else gate.extend(run)
-    except Exception as error:
-        tell_github_error(error)
-        raise
-    talk = make_console(sys.stderr) if request.json or request.quiet else make_console()
-    if request.json:
-        print_gate_json(result)
-    print_gate(result, talk)
-    tell_github(result)
-    return result
+    return gate.measure(compared) if run is None else gate.extend(run)
 
 
 class Gate:
@@ -115,7 +127,7 @@ class Gate:
                     progress.say("undecided as it is: measuring on")
                     gathering.take_until(
                         self._is_settled,
-                        0 if run.processes else self.settings.processes,
+                        self.settings.processes,
                         self._deadline,
                         expected_of(run.processes or self.baseline.processes),
                     )
@@ -181,11 +193,11 @@ class Gate:
         )
 
     def _finish(self, files: GateFiles, run: Measured) -> GateResult:
-        today = datetime.now(UTC).date()
+        today, findings = datetime.now(UTC).date(), self.judge(run)
         result = GateResult(
             baseline=str(self.request.baseline),
             run=str(self.request.run or "measured now"),
-            findings=self.judge(run),
+            findings=findings,
             rules=self._rules,
             on_undecided=self.settings.on_undecided,
             settings=run.settings,
@@ -197,6 +209,7 @@ class Gate:
             same_machine=is_same_machine(self.baseline, run),
             notices=(
                 *self._notices,
+                *_each_arm(self.baseline, run, findings),
                 *_untimed(run),
                 *_unknown(self.baseline, run),
                 *differences(self.baseline, run),
@@ -208,6 +221,40 @@ class Gate:
         )
         files.finish_gate(result)
         return result
+
+
+def _each_arm(baseline: Measured, run: Measured, findings: Sequence[Finding]) -> tuple[Notice, ...]:
+    """What each arm took itself, where a ratio is broken or open: which of the two has moved?"""
+    if not is_same_machine(baseline, run):
+        return ()
+    told = []
+    for finding in findings:
+        rule, is_open = finding.rule, finding.verdict in MOVED
+        if not is_open or rule.form is not Form.MORE or rule.metric not in TIME_METRICS:
+            continue
+        moves = [
+            f"{arm} {' -> '.join(units.times(*ends))}"
+            for role, arm in (("base", run.job.base), ("candidate", run.job.candidate))
+            if None not in (ends := [_own(m, finding, role) for m in (baseline, run)])
+        ]
+        told.append(f"{rule.name} of {finding.scenario}: {', '.join(moves)}")
+    if not told:
+        return ()
+    message = (
+        f"{'; '.join(told)}. A faster {run.job.base} raises the ratio as a slower "
+        f"{run.job.candidate} does."
+    )
+    return (Notice(setting="each arm itself", message=message),)
+
+
+def _own(measured: Measured, finding: Finding, role: str) -> float | None:
+    """Seconds of an arm: the median over processes."""
+    stats = [
+        getattr(sample.metrics[finding.rule.metric], role)
+        for sample in side_of(measured).samples(finding.scenario)
+    ]
+    known = [float(getattr(stat, finding.rule.stat)) for stat in stats if stat is not None]
+    return median(known) if known else None
 
 
 def _untimed(run: Measured) -> tuple[Notice, ...]:

@@ -46,8 +46,9 @@ def time_job(job: SampleJob) -> ProcessSample:
     backend = resolve_backend(job.options.backend, device)
     with one_thread(device):
         clock = make_own_clock(device)
-        target = _TimedTarget(device, backend, clock)
-        builder = StandBuilder(target, two_arms(job.base, job.candidate), job.options, str(device))
+        arms = two_arms(job.base, job.candidate)
+        target = _TimedTarget(device, backend, clock, arms.candidate)
+        builder = StandBuilder(target, arms, job.options, str(device))
         plans = plans_of(job.timed_scenarios, job.options)
         for plan in plans:
             builder.check(plan)
@@ -80,19 +81,24 @@ def two_arms(base: str, candidate: str) -> Ladder:
 
 
 class _TimedTarget(BuiltinTarget):
-    """Builds arms and times their captures. capture_s: of those since it was last set to None."""
+    """Builds arms and times the candidate's captures. capture_s: of those since it was last None.
 
-    def __init__(self, device: torch.device, backend: GraphBackend, clock: Clock) -> None:
+    candidate: its label. What the base captures is not what a change is judged by.
+    """
+
+    def __init__(
+        self, device: torch.device, backend: GraphBackend, clock: Clock, candidate: str
+    ) -> None:
         super().__init__(device, backend)
-        self.clock = clock
+        self.clock, self.candidate = clock, candidate
         self.capture_s: float | None = None
 
     def build(
         self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False
     ) -> BuiltinArm:
-        """An arm as any other; one that replays has its capture timed, warm-up included."""
+        """An arm as any other; the candidate's capture is timed, warm-up included."""
         arm = super().build(label, config, replays=replays, taps=taps)
-        if replays:
+        if replays and label == self.candidate:
             vars(arm)["capture"] = partial(self._capture, arm.capture)
         return arm
 

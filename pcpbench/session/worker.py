@@ -11,6 +11,7 @@ import msgspec
 
 from pcpbench.errors import UsageError
 from pcpbench.gate_jobs import SampleJob
+from pcpbench.report.printable import ascii_json
 from pcpbench.session.judging import judge_job
 from pcpbench.session.sampling import time_job
 
@@ -24,6 +25,6 @@ def run_worker() -> int:
             f"stdin holds no job ({error}): this command is started by `pcpbench gate`."
         ) from error
     result = judge_job(job) if job.judge else time_job(job)
-    sys.stdout.write(msgspec.json.encode(result).decode() + "\n")
+    sys.stdout.write(ascii_json(msgspec.json.encode(result).decode()) + "\n")
     sys.stdout.flush()
     return 0

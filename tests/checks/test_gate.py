@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from pcpbench.checks.acceptances import expired, idle
 from pcpbench.checks.gate import Case, Side, applicable, is_broken, is_settled, judge_gate
 from pcpbench.gate_results import GateVerdict, exit_code_of, worst
-from pcpbench.gate_rules import effective_rules, parse_acceptance, parse_rule
-from pcpbench.gate_samples import MetricSample
+from pcpbench.gate_rules import STATS, effective_rules, parse_acceptance, parse_rule
+from pcpbench.gate_samples import TIME_METRICS, MetricSample
 
 TODAY = date(2026, 6, 1)
 
@@ -89,9 +89,24 @@ def test_a_machine_that_is_twice_as_slow_changes_no_ratio(fake, case):
     assert verdicts(moved, "tpot:2.5%", "capture_time:20%") == [GateVerdict.PASS] * 2
 
 
-@pytest.mark.parametrize("stat", ["mean", "p99"])
-def test_means_and_tails_are_ratios_of_the_arms_own_statistics(case, stat):
-    assert verdicts(case(run=0.84), f"tpot.{stat}:2.5%") == [GateVerdict.REGRESSION]
+RULES = {f"{metric}.{stat}": f"{metric}.{stat}:2.5%" for metric in TIME_METRICS for stat in STATS}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_a_rule_sees_its_own_metric_and_statistic_and_no_other(fake, case, name):
+    """A median is of pairs; a mean or a tail is of each arm's own."""
+    known = case()
+    moved = name.replace("median", "ratio")
+    slow = fake.processes(spread(0.8, 8), slow={moved: 1.05})
+    found = Case(
+        baseline=known.baseline,
+        run=Side(slow, (fake.judged(),)),
+        same_machine=True,
+        today=TODAY,
+    )
+    for other, rule in RULES.items():
+        wanted = GateVerdict.REGRESSION if other == name else GateVerdict.PASS
+        assert verdicts(found, rule) == [wanted], rule
 
 
 def test_capture_time_counts_in_steps_of_the_base_arm(fake, case):
@@ -125,15 +140,57 @@ def test_a_fall_of_the_share_is_seen_next_to_a_scenario_that_changed(fake, case)
         assert verdicts(found, "full_share:0%") == [wanted]
 
 
-def test_too_few_values_are_worth_another_process_while_some_have_one(fake, case):
-    known = case(n=(12, 5))
-    found = judge_gate(without_launch(known, 2), [parse_rule("launch:20%")])
+@pytest.mark.parametrize("how", ["changed", "not judged"])
+def test_an_accepted_fall_of_the_share_hides_nothing_else(fake, case, how):
+    known = case()
+    baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("b")))
+    judged = [fake.judged(steps=(9, 10))]
+    if how == "changed":
+        judged.append(fake.judged("b", plan_hash="another"))
+    run = Side(known.run.processes, tuple(judged))
+    found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+    accept = [parse_acceptance({"rule": "full_share:15%", "until": TODAY, "reason": "r"}, "x")]
+    (one,) = judge_gate(found, [parse_rule("full_share:0%")], accept)
+    assert one.verdict is GateVerdict.NOT_COMPARABLE
+    (one,) = judge_gate(found, [parse_rule("full_share:0%")])
+    assert one.verdict is GateVerdict.REGRESSION
+
+
+@pytest.mark.parametrize("rule", ["drift:0", "contracts:0", "full_share:0%"])
+def test_a_judged_scenario_that_is_another_one_now_is_no_pass(fake, case, rule):
+    """Also where it has no decode step, whose share could have changed."""
+    known = case()
+    baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("b", steps=(0, 0))))
+    changed = fake.judged("b", steps=(0, 0), plan_hash="another")
+    run = Side(known.run.processes, (fake.judged(), changed))
+    found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+    (one,) = judge_gate(found, [parse_rule(rule)])
+    assert one.verdict is GateVerdict.NOT_COMPARABLE
+    assert "b is another one now" in one.why
+
+
+def test_too_few_processes_are_worth_another_one(fake, case):
+    found = judge_gate(case(n=(12, 3)), [parse_rule("launch:20%")])
     assert found[0].verdict is GateVerdict.NOT_COMPARABLE
-    assert found[0].num_needed == 7  # 3 of 5 have one, and it takes 4
+    assert found[0].num_needed == 4
     assert not is_settled(found)
-    none = judge_gate(without_launch(known, 5), [parse_rule("launch:20%")])
-    assert none[0].num_needed is None
-    assert is_settled(none)
+
+
+@pytest.mark.parametrize("side", ["run", "baseline"])
+def test_processes_without_a_value_are_not_left_out_of_a_sample(fake, case, side):
+    """Theirs were too small for a ratio: without them the others look slower than all were."""
+    known = case(n=(12, 12))
+    lost = without_launch(known, 2).run
+    found = Case(
+        baseline=lost if side == "baseline" else known.baseline,
+        run=lost if side == "run" else known.run,
+        same_machine=True,
+        today=TODAY,
+    )
+    (one,) = judge_gate(found, [parse_rule("launch:20%")])
+    assert one.verdict is GateVerdict.NOT_COMPARABLE
+    assert f"10 of 12 processes of the {side} have a value: use a rule in us or ms" in one.why
+    assert is_settled([one])
 
 
 def without_launch(case, num):
@@ -199,13 +256,13 @@ def test_other_settings_and_other_steps_are_not_compared(fake, case):
     assert verdicts(changed, "tpot:2.5%", "full_share:0%") == [GateVerdict.NOT_COMPARABLE] * 2
 
 
-def test_processes_without_a_value_leave_too_few(fake, case):
+def test_a_ratio_below_zero_is_no_value(fake, case):
     known = case()
-    lost = Side((*fake.processes(spread(0.8, 3)), *fake.processes([-0.1] * 6)), (fake.judged(),))
+    lost = Side((*fake.processes(spread(0.8, 8)), *fake.processes([-0.1])), (fake.judged(),))
     changed = Case(baseline=known.baseline, run=lost, same_machine=True, today=TODAY)
     (found,) = judge_gate(changed, [parse_rule("launch:10%")])
     assert found.verdict is GateVerdict.NOT_COMPARABLE
-    assert "3 of 9 processes of the run" in found.why
+    assert "8 of 9 processes of the run" in found.why
 
 
 def test_a_failed_scenario_is_a_regression_and_has_no_speed(fake, case):
@@ -221,6 +278,11 @@ def test_a_failed_scenario_is_a_regression_and_has_no_speed(fake, case):
         assert worst(found) is GateVerdict.REGRESSION
         times = [f for f in found if f.rule.metric == "tpot"]
         assert [f.verdict for f in times] == [GateVerdict.NOT_COMPARABLE]
+        untimed = Case(
+            baseline=known.baseline, run=Side((), (bad,)), same_machine=True, today=TODAY
+        )
+        (time,) = judge_gate(untimed, [parse_rule("tpot:2.5%")])
+        assert "is fail: it has no speed" in time.why
 
 
 def test_tokens_that_went_wrong_in_a_timed_process_break_a_contract(fake, case):

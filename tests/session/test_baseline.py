@@ -2,11 +2,17 @@
 
 import hashlib
 import json
+import os
+import platform
+from pathlib import Path
 
 import msgspec
 import pytest
+from msgspec.structs import replace
 
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
+from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import ProcessFailure
 from pcpbench.session.baseline import (
     baseline_bytes,
@@ -16,7 +22,9 @@ from pcpbench.session.baseline import (
     samples_bytes,
     write_baseline,
 )
+from pcpbench.session.here import measured_here
 
+JOB = SampleJob(base="eager", candidate="full", options=EngineOptions())
 RATIOS = [0.8, 0.81, 0.79, 0.8, 0.82]
 
 
@@ -32,11 +40,44 @@ def test_what_was_written_is_read(stored, fake):
     assert [p.name for p in stored.parent.iterdir()] == ["main.json"]
 
 
-def test_a_baseline_holds_no_bit_patterns_and_no_name_of_the_machine(stored):
-    import platform
+def test_a_baseline_holds_no_name_of_the_machine(tmp_path, fake, monkeypatch):
+    monkeypatch.setattr(platform, "node", lambda: "a-name-of-mine")
+    here = measured_here(JOB, (fake.judged(),))
+    write_baseline(tmp_path / "b.json", replace(here, processes=fake.processes(RATIOS)))
+    text = (tmp_path / "b.json").read_text(encoding="utf-8")
+    assert here.machine.id in text
+    assert "a-name-of-mine" not in text
+    machine_id = Path("/etc/machine-id")
+    assert not machine_id.exists() or machine_id.read_text().strip() not in text
+    monkeypatch.setattr(platform, "node", lambda: "another")
+    assert measured_here(JOB).machine.id != here.machine.id
 
-    text = stored.read_text(encoding="utf-8")
-    assert platform.node() not in text or len(platform.node()) < 3
+
+@pytest.mark.parametrize("why", ["failed", "wrong tokens", "slowed", "nothing was judged"])
+def test_what_was_no_baseline_does_not_become_one_through_its_directory(tmp_path, fake, why):
+    run = fake.measured(RATIOS)
+    if why == "failed":
+        run = replace(run, judged=(fake.judged(outcome="fail", drifts=1),))
+    elif why == "wrong tokens":
+        run = replace(run, processes=fake.processes(RATIOS, num_wrong=3))
+    elif why == "slowed":
+        run = replace(run, job=replace(run.job, slowdown=0.05))
+    else:
+        run = replace(run, judged=())
+    (tmp_path / "samples.jsonl").write_bytes(samples_bytes(run))
+    assert read_measured(tmp_path, "run") == run
+    with pytest.raises(UsageError, match=why):
+        read_measured(tmp_path, "baseline")
+
+
+def test_a_path_that_cannot_be_looked_at_is_bad_input(tmp_path):
+    (tmp_path / "loop").symlink_to(tmp_path / "loop")
+    for path in (tmp_path / ("x" * 300), tmp_path / "loop"):
+        with pytest.raises(UsageError, match="cannot be read"):
+            read_measured(path)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UsageError, match="no regular file"):
+        read_measured(tmp_path / "pipe")
 
 
 def test_samples_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path, fake):

@@ -1,5 +1,7 @@
 """What an engine raises is a result with a place (C0), and no failure of pcpbench."""
 
+import errno
+
 import pytest
 import torch
 
@@ -60,6 +62,16 @@ def test_a_capture_that_raises_is_exit_1_without_a_traceback(monkeypatch, capsys
         (NotImplementedError("no kernel"), EngineError),
         (MemoryError(), CannotMeasure),
         (torch.OutOfMemoryError("tried to allocate 2 GiB."), CannotMeasure),
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate "
+                "memory: you tried to allocate 9 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            CannotMeasure,
+        ),
+        (RuntimeError("std::bad_alloc"), CannotMeasure),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), CannotMeasure),
+        (RuntimeError("the size of tensor a must match"), EngineError),
         (UsageError("asked for the impossible"), UsageError),
     ],
     ids=lambda value: getattr(value, "__name__", type(value).__name__),

@@ -1,6 +1,7 @@
 """Whole gates over fake processes: exit codes, extension, files, and what is never a pass."""
 
 import csv
+import io
 import json
 import sys
 import xml.etree.ElementTree as ET
@@ -120,6 +121,42 @@ def test_it_measures_on_until_it_is_decided(world):
     world.save()
     assert world.gate("--processes", "4", "--fail-on", "capture_time:off") == 0
     assert 4 < world.num < 60
+
+
+def test_a_run_that_goes_on_is_not_looked_at_before_it_has_all_processes_asked_for(world):
+    world.sd = 0.05
+    world.save("killed.json", num=4)
+    world.sd = 0.0001
+    assert world.gate("killed.json", "--processes", "20") == 0
+    assert world.found()["num_run"] == 20
+
+
+def test_which_arm_has_moved_is_told_where_a_ratio_is_broken(world, capsys):
+    world.ratio = 0.84
+    assert world.gate() == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "each arm itself: tpot of s: eager 3.00 ms -> 3.00 ms, full 2.40 ms -> 2.52 ms" in told
+    world.ratio = 0.8
+    assert cli.run(["gate", "main.json", "--out", "again"]) == 0
+    assert "each arm itself" not in capsys.readouterr().out
+
+
+def test_a_baseline_that_cannot_be_read_is_told_to_ci(world, monkeypatch, capsys):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    (world.path / "main.json").unlink()
+    assert world.gate() == 2
+    assert "::error title=pcpbench gate::baseline 'main.json' does not exist" in (
+        capsys.readouterr().err
+    )
+
+
+def test_json_is_written_in_what_the_stream_can_encode(world, monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    accept = "tpot:9% until 2127-01-31 because für später \U0001f600"
+    assert world.gate("--json", "--accept", accept) == 0
+    document = json.loads(stdout.buffer.getvalue().decode("ascii"))
+    assert "für später \U0001f600" in json.dumps(document["gate_settings"], ensure_ascii=False)
 
 
 def test_a_failure_that_was_seen_stays_in_the_files_of_the_run(world):

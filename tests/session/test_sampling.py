@@ -10,7 +10,7 @@ from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import MeasuredFailure, UsageError
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_samples import TIME_METRICS
-from pcpbench.session import processes
+from pcpbench.session import processes, sampling
 from pcpbench.session.judging import judge_job
 from pcpbench.session.sampling import time_job
 
@@ -54,6 +54,21 @@ def test_floors_are_measured_in_the_first_repetitions_only(job):
     assert none["tpot"].num_pairs == one["tpot"].num_pairs
     assert two["launch"].num_pairs == 2 * one["launch"].num_pairs > 0
     assert one["step"].num_pairs == two["step"].num_pairs
+
+
+def test_the_capture_that_is_timed_is_the_candidates(job, monkeypatch):
+    timed = []
+    capture = sampling._TimedTarget._capture
+
+    def note(self, own):
+        timed.append(own.__self__.label)
+        capture(self, own)
+
+    monkeypatch.setattr(sampling._TimedTarget, "_capture", note)
+    arms = {"base": "full", "candidate": "full_and_piecewise", "repetitions": 1}
+    (scenario,) = time_job(msgspec.structs.replace(job, **arms)).scenarios
+    assert timed == ["full_and_piecewise"]
+    assert scenario.capture_s > 0
 
 
 def test_without_a_named_scenario_the_core_ones_are_judged_and_one_is_timed(job):
