@@ -6,7 +6,7 @@ plan beyond the order of requests.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,22 +45,24 @@ def compare_steps(
     dtype: str,
     step: StepPlan | None = None,
     exclude: Collection[str] = (),
+    own_tokens: bool = False,
 ) -> StepComparison:
     """Compare the outputs that both records hold.
 
-    exclude: requests whose inputs already differ (free-running arms that sampled different tokens);
-    their rows are left out, for which `step` must give the order of the hidden rows.
+    own_tokens: each arm was fed what it sampled and the drafts that it found itself, and `step`
+    says which rows are whose. Rows whose inputs differ are then left out: those of the requests in
+    `exclude`, which parted in an earlier step, and those behind the first draft that differs.
     """
     drifts: list[Drift] = []
-    ours, theirs = _hidden(record, step, exclude), _hidden(twin, step, exclude)
+    rows = common_rows(record, twin, step, exclude) if own_tokens and step is not None else None
+    ours, theirs = _hidden(record, step, rows), _hidden(twin, step, rows)
     if ours.size and theirs.size:
         drifts.append(measure(kind, "hidden", ours, theirs, dtype))
     common = [
-        req_id
-        for req_id in dict.fromkeys(record.sampled_req_ids)
-        if req_id in twin.sampled_req_ids and req_id not in exclude
+        req_id for req_id in dict.fromkeys(record.sampled_req_ids) if req_id in twin.sampled_req_ids
     ]
-    left, right = _rows_of(record, common), _rows_of(twin, common)
+    limits = None if step is None or rows is None else _logits_limits(step, rows)
+    left, right = _rows_of(record, common, limits), _rows_of(twin, common, limits)
     outcome: dict[str, Any] = {}
     if any(len(r.sampled) != len(r.sampled_req_ids) for r in (record, twin)) or any(
         len(r.logits) != len(r.sampled_req_ids) for r in (record, twin)
@@ -74,10 +76,53 @@ def compare_steps(
     def near_ties(logits: NDArray[Any], tokens: NDArray[Any], others: NDArray[Any]) -> bool:
         return _flips_allowed(logits, tokens, others, kind, dtype)
 
-    drifts += compare_drafts(record, twin, kind, dtype, near_ties)
+    alike: NDArray[np.bool_] | None = None
+    if step is not None and rows is not None:
+        apart = flipped(record, twin)
+        alike = np.array(
+            [
+                r.req_id not in apart and rows[r.req_id] == r.num_scheduled_tokens
+                for r in step.scheduled
+            ]
+        )
+    drifts += compare_drafts(record, twin, kind, dtype, near_ties, alike)
     bad = next((drift for drift in drifts if not is_ok(drift)), None)
     difference = None if bad is None else difference_of(record, twin, bad)
     return StepComparison(drifts=tuple(drifts), difference=difference, **outcome)
+
+
+def common_rows(
+    record: StepRecord, twin: StepRecord, step: StepPlan, exclude: Collection[str]
+) -> dict[str, int]:
+    """How many first rows of each request's query had equal inputs in both records.
+
+    Of drafts 5, 6, 7 against 5, 9, 7 these are two: the token before the drafts, and the 5.
+    """
+    ours, theirs = (_drafts_of(one, step) for one in (record, twin))
+    rows = {}
+    for request in step.scheduled:
+        name, num_rows = request.req_id, request.num_scheduled_tokens
+        pairs = zip(ours[name], theirs[name], strict=False)
+        parted = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
+        rows[name] = 0 if name in exclude else num_rows if parted is None else parted + 1
+    return rows
+
+
+def _drafts_of(record: StepRecord, step: StepPlan) -> dict[str, list[int]]:
+    left = [] if record.draft_tokens is None else record.draft_tokens.tolist()
+    drafts = {}
+    for request in step.scheduled:
+        count = request.num_draft_tokens
+        drafts[request.req_id], left = left[:count], left[count:]
+    return drafts
+
+
+def _logits_limits(step: StepPlan, rows: Mapping[str, int]) -> dict[str, int]:
+    """Rows of logits are those of a query's last tokens."""
+    return {
+        r.req_id: max(rows[r.req_id] - (r.num_scheduled_tokens - r.num_logits), 0)
+        for r in step.scheduled
+    }
 
 
 def flipped(record: StepRecord, twin: StepRecord) -> set[str]:
@@ -180,27 +225,26 @@ def _sampled_drift(
 
 
 def _hidden(
-    record: StepRecord, step: StepPlan | None, exclude: Collection[str]
+    record: StepRecord, step: StepPlan | None, rows: Mapping[str, int] | None
 ) -> NDArray[np.float32]:
-    """Restored hidden states [tokens, hidden] without the rows of excluded requests."""
-    if not exclude or step is None or len(record.hidden) != step.num_tokens:
+    """Restored hidden states [tokens, hidden]; of each request so many first rows."""
+    if rows is None or step is None or len(record.hidden) != step.num_tokens:
         return record.hidden
     keep = np.concatenate(
-        [
-            np.full(request.num_scheduled_tokens, request.req_id not in exclude)
-            for request in step.scheduled
-        ]
+        [np.arange(r.num_scheduled_tokens) < rows[r.req_id] for r in step.scheduled]
     )
     kept: NDArray[np.float32] = record.hidden[keep]
     return kept
 
 
-def _rows_of(record: StepRecord, req_ids: list[str]) -> list[int]:
-    """Rows of the sampled outputs that belong to some requests, request by request."""
+def _rows_of(record: StepRecord, req_ids: list[str], limits: Mapping[str, int] | None) -> list[int]:
+    """Rows of the sampled outputs that belong to some requests, request by request, the first so
+    many of each."""
     rows: dict[str, list[int]] = {}
     for row, req_id in enumerate(record.sampled_req_ids):
         rows.setdefault(req_id, []).append(row)
-    return [row for req_id in req_ids for row in rows[req_id]]
+    most = {} if limits is None else limits
+    return [row for req_id in req_ids for row in rows[req_id][: most.get(req_id)]]
 
 
 def _tokens_of(record: StepRecord) -> dict[str, list[int]]:

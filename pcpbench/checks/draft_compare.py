@@ -21,12 +21,18 @@ Allowed = Callable[[NDArray[Any], NDArray[Any], NDArray[Any]], bool]
 
 
 def compare_drafts(
-    record: StepRecord, twin: StepRecord, kind: str, dtype: str, allowed: Allowed
+    record: StepRecord,
+    twin: StepRecord,
+    kind: str,
+    dtype: str,
+    allowed: Allowed,
+    alike: NDArray[np.bool_] | None = None,
 ) -> Iterator[Drift]:
     """One drift of the logits and one of the tokens; nothing where either arm has none.
 
     Under capture drift all of them compare; else, of each request, those up to the first draft that
-    differs.
+    differs. alike [scheduled requests]: whether the passes began from the same tokens; the others
+    are left out. None: all of them did.
     """
     ours, theirs = record.draft_logits, twin.draft_logits
     if ours is None or theirs is None or record.proposed is None or twin.proposed is None:
@@ -40,6 +46,10 @@ def compare_drafts(
     same = tokens == twin_tokens
     before = np.ones_like(same)
     before[1:] = np.cumprod(same, axis=0)[:-1].astype(np.bool_)
+    if alike is not None and len(alike) == same.shape[1]:
+        before &= alike
+        if not before.any():
+            return
     logits = measure(kind, "draft_logits", ours[before], theirs[before], dtype)
     yield logits
     measured = logits.outcome not in ("non_finite", "shape_mismatch")

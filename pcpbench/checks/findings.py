@@ -55,11 +55,16 @@ class StepView:
 
 
 def non_finite_in(record: StepRecord) -> NonFinite | None:
-    """The first output row of a step with a NaN or inf, hidden states before logits."""
-    for tensor in ("hidden", "logits"):
-        finite = np.isfinite(getattr(record, tensor))
+    """The first output row of a step with a NaN or inf: hidden states, logits, a draft model's.
+
+    Of a draft model's logits [drafts, requests, vocab] the row is the request.
+    """
+    for tensor in ("hidden", "logits", "draft_logits"):
+        values = getattr(record, tensor)
+        finite = np.ones(1) if values is None else np.isfinite(values)
         if not finite.all():
-            row = int(np.argmin(finite.all(axis=-1)))
+            rows = finite.all(axis=-1)
+            row = int(np.argmin(rows.all(axis=0) if rows.ndim > 1 else rows))
             return NonFinite(record.arm, record.step, tensor, row)
     return None
 

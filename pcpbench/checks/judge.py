@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-import numpy as np
-
 from pcpbench.checks import compare, kv, metrics
 from pcpbench.checks.candidates import candidate_violations
 from pcpbench.checks.contract_draft_model import draft_graph_violations
 from pcpbench.checks.contracts import CONTRACTS, Contract, check_step
 from pcpbench.checks.drift import is_ok
+from pcpbench.checks.feeding import Feeding, Given
 from pcpbench.checks.findings import StepView, non_finite_in, non_finite_text
 from pcpbench.checks.kv import KvView
 from pcpbench.checks.ledger import Ledger
 from pcpbench.checks.oracle import Oracle, StepExpectation
-from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.plan_audit import plan_violations
 from pcpbench.checks.replays import compare_again, compare_late, slots_of
 from pcpbench.checks.setup import KINDS, ArmSetup, Pair
@@ -64,9 +62,7 @@ class ScenarioJudge:
         self.setups = {setup.name: setup for setup in setups}
         self._check_names(pairs)
         self.oracle = Oracle(plan)
-        shared = TokenFeed()
-        self.feeds = {name: TokenFeed() if teacher is None else shared for name in self.setups}
-        self.teacher = teacher
+        self.teacher, self.feeding = teacher, Feeding(teacher, self.setups)
         self.arms = {setup.name: ArmTally(setup) for setup in setups}
         self.pairs = [PairTally(pair) for pair in pairs]
         self.ledger = Ledger()
@@ -113,22 +109,20 @@ class ScenarioJudge:
         records: Mapping[str, StepRecord],
         kv_views: Mapping[str, KvView] | None = None,
         tables: Mapping[str, Tables] | None = None,
+        given: Given | None = None,
     ) -> list[Violation]:
         """Judge one step, once, in the order of the plan; return what broke in it.
 
         records: one for each arm that ran. kv_views: caches as they are after this step, to compare
         the slots that it wrote, and to see that it wrote no other once `observe_start` was called.
-        tables: global block tables after this step. Raises ValueError for a step out of order.
+        tables: global block tables after this step. given: what fed all arms, where no arm that is
+        recorded is the teacher. Raises ValueError for a step out of order.
         """
         if step.index != self.plan.steps[self._next_step].index:
             raise ValueError(f"step {step.index} was judged out of the plan's order")
         self._next_step += 1
         self.oracle.advance(step)
-        for feed in {id(feed): feed for feed in self.feeds.values()}.values():
-            feed.advance(step)
-        for name, record in self._feeding(records):
-            if record.draft_tokens is not None:
-                self.feeds[name].draft(step, record.draft_tokens)
+        self.feeding.begin(step, records, given)
         found: list[Violation] = []
         self.expected = {}
         for name, record in records.items():
@@ -141,8 +135,7 @@ class ScenarioJudge:
             found += self._compare(step, tally, records)
             if kv_views is not None:
                 found += self._compare_kv(step, tally, records, kv_views, "written")
-        for name, record in self._feeding(records):
-            self.feeds[name].take(step, record.sampled_req_ids, record.sampled)
+        self.feeding.end(step, records)
         self._before = dict(records)
         self.ledger.keep(found)
         return found
@@ -188,11 +181,6 @@ class ScenarioJudge:
         """See that graphs replayed as dummy runs after the last step wrote nothing (C9)."""
         view = self._views[name]
         self.ledger.keep(self._writes.check_idle_replays(view, kv_view, tables, between))
-
-    def feed(self, req_ids: Sequence[str], tokens: Sequence[int]) -> None:
-        """Tokens that feed all arms where no recorded arm is the teacher."""
-        if self.teacher is not None and self.teacher not in self.setups:
-            next(iter(self.feeds.values())).extend(req_ids, np.array(tokens))
 
     def observe_failure(self, violation: Violation) -> None:
         """An arm could not finish a step; the scenario ends here and fails."""
@@ -260,14 +248,14 @@ class ScenarioJudge:
         expected = None
         if step.scheduled and not step.idle:
             descriptor = _padding_of(setup, record, records)
-            expected = self.oracle.expect(step, setup, descriptor, self.feeds[name])
+            expected = self.oracle.expect(step, setup, descriptor, self.feeding.feeds[name])
         self.expected[name] = expected
         self.arms[name].observe(step, record, expected)
         bad = non_finite_in(record)
         if bad is not None:
             self.non_finite.setdefault(name, bad)
-        fed = record if self.teacher is None else records.get(self.teacher, record)
-        view = StepView(plan=step, record=record, setup=setup, expected=expected, fed=fed.sampled)
+        fed = self.feeding.tokens_for(record, records)
+        view = StepView(plan=step, record=record, setup=setup, expected=expected, fed=fed)
         self._views[name] = view
         return check_step(view, self.contracts, self.cost)
 
@@ -279,9 +267,12 @@ class ScenarioJudge:
         if record is None or twin is None or self.expected.get(pair.arm) is None:
             return []
         tally.diverged.difference_update(step.finished_req_ids)
-        result = compare.compare_steps(record, twin, pair.kind, self.dtype, step, tally.diverged)
+        own = self.teacher is None and pair.kind != "capture"
+        result = compare.compare_steps(
+            record, twin, pair.kind, self.dtype, step, tally.diverged, own
+        )
         tally.observe(step.index, result, record.descriptor.cg_mode is not CUDAGraphMode.NONE)
-        if self.teacher is None and pair.kind != "capture":
+        if own:
             tally.diverged |= compare.flipped(record, twin)
         if pair.kind != "capture":
             return []
@@ -346,10 +337,6 @@ class ScenarioJudge:
                 scope,
                 skip,
             )
-
-    def _feeding(self, records: Mapping[str, StepRecord]) -> list[tuple[str, StepRecord]]:
-        """The arms whose tokens are fed on: the teacher, or each arm for itself."""
-        return [item for item in records.items() if self.teacher in (None, item[0])]
 
     def _failures(self) -> list[str]:
         reasons = self.ledger.reasons()

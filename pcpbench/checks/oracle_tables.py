@@ -60,7 +60,7 @@ class TokenFeed:
         self.extend(req_ids, tokens)
 
     def extend(self, req_ids: Sequence[str], tokens: IntArray) -> None:
-        """Append the tokens that a step added, one name a token."""
+        """Append tokens, one name a token."""
         for req_id, token in zip(req_ids, tokens.tolist(), strict=False):
             self.generated.setdefault(req_id, []).append(int(token))
 

@@ -7,7 +7,7 @@ arrays, and reads the slots that a step may write from the oracle's expectation.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,9 @@ def slot_bits(cache: NDArray[Any]) -> Bits:
     num_bytes = rows.shape[1] * rows.dtype.itemsize
     word = next(size for size in (8, 4, 2, 1) if num_bytes % size == 0)
     return rows.view(f"u{word}")
+
+
+BFLOAT16_EXPONENT: Final = np.uint16(0x7F80)
 
 
 class WriteSets:
@@ -169,14 +172,24 @@ class WriteSets:
         A kernel may read it with weight zero, and 0 x NaN is NaN (vllm 36939, 57156). Told once.
         """
         place = (view.record.arm, rank, cache)
-        if place in self._not_finite or np.isfinite(block).all():
+        if place in self._not_finite or is_finite(block):
             return
         self._not_finite.add(place)
-        message = (
-            f"{cache}, block {NULL_BLOCK} (the null block) is not finite: a kernel "
-            "that reads it with weight zero gets NaN"
-        )
-        yield view.violation("C9", rank, cache.tensor, message)
+        yield view.violation("C9", rank, cache.tensor, _null_block_text(cache))
+
+
+def is_finite(values: NDArray[Any]) -> bool:
+    """Of floats, or of the raw 16-bit patterns that bfloat16 comes as (exponent all ones)."""
+    if values.dtype.kind == "f":
+        return bool(np.isfinite(values).all())
+    return bool(((values.view(np.uint16) & BFLOAT16_EXPONENT) != BFLOAT16_EXPONENT).all())
+
+
+def _null_block_text(cache: CachePlace) -> str:
+    return (
+        f"{cache}, block {NULL_BLOCK} (the null block) is not finite: a kernel that reads it with "
+        "weight zero gets NaN"
+    )
 
 
 def changed_tables(before: Tables, after: Tables) -> Iterator[Change]:
@@ -198,7 +211,10 @@ def changed_tables(before: Tables, after: Tables) -> Iterator[Change]:
 def changed_by_capture(
     kv_before: KvView, kv_after: KvView, before: Tables, after: Tables
 ) -> Iterator[Change]:
-    """C9 over a capture: what changed outside the null block."""
+    """C9 over a capture: what changed outside the null block, and a null block that is not finite.
+
+    Looked at here, since a scenario begins with caches that are zeroed.
+    """
     for rank in range(len(after)):
         for layer in range(len(kv_after.layer_groups)):
             cache = kv_after.layer(rank, layer)
@@ -209,6 +225,8 @@ def changed_by_capture(
                 place = kv_after.place(layer)
                 where = _slots(changed, block_size)
                 yield rank, place.tensor, f"capture wrote {place}, {where}"
+            if not is_finite(cache[NULL_BLOCK]):
+                yield rank, kv_after.place(layer).tensor, _null_block_text(kv_after.place(layer))
     for rank, name, message in changed_tables(before, after):
         yield rank, name, f"{message} during capture"
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import torch
+
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, DraftSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
@@ -135,7 +137,7 @@ class StandBuilder:
             tables = setups[0].index_tables if setups else arm.index_tables()
             setups.append(_setup(spec, config, arm, tables))
         pairs = tuple(Pair(kind=p.kind, arm=p.arm, twin=p.twin) for p in self._ladder.pairs)
-        is_async = self._device != "cpu"
+        is_async = torch.device(self._device).type != "cpu"
         ladder = self._ladder
         asked = (ladder.base, ladder.candidate)
         return Stand(arms, tuple(setups), pairs, *asked, is_async, captures, capture_s, broken)

@@ -10,9 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import msgspec
+import numpy as np
 
 from pcpbench.checks.dense import DenseCheck
 from pcpbench.checks.dense_drafts import DraftDenseCheck
+from pcpbench.checks.feeding import Given
 from pcpbench.checks.judge import ScenarioJudge
 from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.metrics import samples_of
@@ -256,9 +258,9 @@ class Trial:
             self._tokens.append(list(forced or []))
             self._drafts.append(list(drafts or []))
             views = self._views()
-            self._judge.observe_step(step, records, views, self._tables())
+            given = Given(np.array(forced or [], np.int64), np.array(drafts or [], np.int64))
+            self._judge.observe_step(step, records, views, self._tables(), given)
             self._judge.observe_kv(step, records, views)
-            self._judge.feed([r.req_id for r in step.scheduled if r.samples], forced or [])
             self._watcher.observe(step, self._judge, records, views)
             self.records.extend(records.values())
             for label, slots in live.items():

@@ -2,8 +2,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replace_struct
 
 from pcpbench.checks.compare import compare_steps, flipped, stale_hint
+from pcpbench.plan import StepPlan
 
 
 @pytest.fixture
@@ -72,10 +74,78 @@ def test_excluded_requests_do_not_count(twins):
     logits[1] += 1
     changed = replace(record, hidden=hidden, logits=logits)
     assert compare_steps(changed, twin, "partition", "float32", step).difference is not None
-    result = compare_steps(changed, twin, "partition", "float32", step, {"r1"})
+    result = compare_steps(changed, twin, "partition", "float32", step, {"r1"}, own_tokens=True)
     assert result.difference is None
     assert result.drifts[0].num_elements == 5 * hidden.shape[1]
     assert result.num_sampled == 2
+
+
+@pytest.fixture
+def drafted(kit, twins):
+    """Two requests that verify two drafts each, on arms that feed themselves; and a draft model."""
+    step = StepPlan(
+        index=3,
+        scheduled=tuple(
+            replace_struct(kit.scheduled(name, 3, 9, 4), num_draft_tokens=2) for name in ("a", "b")
+        ),
+    )
+    rng = np.random.default_rng(3)
+    logits = rng.standard_normal((6, 11)).astype(np.float32)
+    proposal = rng.standard_normal((2, 2, 11)).astype(np.float32)
+    record = replace(
+        twins[1],
+        step=3,
+        hidden=rng.standard_normal((6, 5)).astype(np.float32),
+        logits=logits,
+        sampled=logits.argmax(axis=1),
+        sampled_req_ids=("a",) * 3 + ("b",) * 3,
+        draft_tokens=np.array([5, 6, 7, 8]),
+        draft_logits=proposal,
+        proposed=proposal.argmax(axis=2).T,
+    )
+    return step, record, replace(record, arm="reference")
+
+
+def test_rows_behind_a_draft_that_differs_had_other_inputs(drafted):
+    """The first row of b flips in a near tie, so that its first draft is another one."""
+    step, record, twin = drafted
+    logits, other, hidden = record.logits.copy(), twin.logits.copy(), record.hidden.copy()
+    best, second = np.argsort(other[3])[::-1][:2]
+    other[3, second] = other[3, best] - 1e-7
+    logits[3, second] = other[3, best] + 1e-7
+    logits[4:] += 1
+    hidden[4:] += 1
+    sampled = logits.argmax(axis=1)
+    proposal = record.draft_logits.copy()
+    proposal[:, 1] += 1
+    parted = replace(
+        record,
+        logits=logits,
+        hidden=hidden,
+        sampled=sampled,
+        draft_tokens=np.array([5, 6, 9, 9]),
+        draft_logits=proposal,
+    )
+    twin = replace(twin, logits=other, sampled=other.argmax(axis=1))
+    result = compare_steps(parted, twin, "partition", "float32", step, own_tokens=True)
+    assert result.difference is None
+    assert (result.token_mismatches, result.num_sampled) == (1, 4)
+    sizes = {drift.tensor: drift.num_elements for drift in result.drifts}
+    assert sizes == {"hidden": 20, "logits": 44, "sampled": 4, "draft_logits": 22, "proposed": 2}
+    # Rows in front of it are held as ever, and so is everything where all arms are fed the same.
+    hidden[3] += 1
+    wrong = compare_steps(replace(parted, hidden=hidden), twin, "partition", "float32", step, (),
+                          own_tokens=True)  # fmt: skip
+    assert wrong.difference.tensor == "hidden"
+    assert compare_steps(parted, twin, "partition", "float32", step).difference is not None
+
+
+def test_a_request_that_parted_earlier_is_left_out_of_its_proposals_too(drafted):
+    step, record, twin = drafted
+    changed = replace(record, draft_logits=record.draft_logits + np.array([[[0], [1]]], np.float32))
+    for parted, is_bad in (((), True), (("b",), False), (("a", "b"), False)):
+        result = compare_steps(changed, twin, "padding", "float32", step, parted, own_tokens=True)
+        assert (result.difference is not None) is is_bad
 
 
 def flip(record, twin, gap):

@@ -62,6 +62,30 @@ def test_c9_takes_no_null_block_that_is_not_finite(kit, value):
     assert stage.check() == [], "told once"
 
 
+@pytest.mark.parametrize("pattern", [0x7FC0, 0xFFC0, 0x7F80, 0xFF80, 0x7F81])
+def test_c9_reads_bfloat16_from_its_bits(kit, pattern):
+    """NaN and infinities of both signs; the largest finite number is one."""
+    stage = Stage(kit, np.uint16, idle=True)
+    stage.rows(0, 1)[2, 0] = 0x7F7F
+    assert stage.check() == []
+    stage.rows(1, 0)[3, WIDTH - 1] = pattern
+    (found,) = stage.check()
+    assert (found.contract, found.rank) == ("C9", 1)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(np.float32, np.nan), (np.uint16, 0x7FC0)])
+def test_c9_takes_no_capture_that_leaves_nan_in_the_null_block(kit, dtype, value):
+    stage = Stage(kit, dtype, idle=True)
+    before = KvArrays([[layer.copy() for layer in rank] for rank in stage.arrays])
+    stage.rows(1, 0)[1] = 3
+    after = KvArrays(stage.arrays)
+    assert list(changed_by_capture(before, after, stage.tables, stage.tables)) == []
+    stage.rows(1, 0)[1, 0] = value
+    (change,) = changed_by_capture(before, after, stage.tables, stage.tables)
+    assert change[:2] == (1, "kv_cache")
+    assert "null block) is not finite" in change[2]
+
+
 def test_c9_takes_large_values_in_the_null_block_and_nan_that_is_not_there(kit):
     stage = Stage(kit, idle=True)
     stage.rows(0, 1)[:4] = 1e30

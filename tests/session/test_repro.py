@@ -73,6 +73,22 @@ def test_it_diverges_again_at_the_same_place(run_dir, capsys, place):
     assert FAULT in printed
 
 
+@pytest.mark.parametrize("draft_model", ["planned", "mtp"])
+def test_drafts_are_fed_as_they_were_and_accuse_nobody(tmp_path, capsys, draft_model):
+    """A pair is run again without the reference: what fed the arms is all that the judge has."""
+    out, drafts = tmp_path / "run", ["--spec-tokens", "3", "--draft-model", draft_model]
+    scenario = ["--scenario", "s3-idle-and-reuse", "--repetitions", "0", "--out", str(out)]
+    assert cli.run(["compare", "eager", "full", *scenario, *drafts, "--inject", FAULT]) == 1
+    bundle = json.loads((out / "divergence" / "bundle.json").read_text(encoding="utf-8"))
+    assert "w_down" in bundle["finding"]["metadata"]["tensor"]
+    assert bundle["finding"]["tap"]["op"] == "mlp"
+    capsys.readouterr()
+    assert cli.run(["repro", str(out)]) == 1
+    assert "at the same place" in words(capsys.readouterr().out)
+    edit(out, lambda document: document["case"].update(fault=""))
+    assert cli.run(["repro", str(out)]) == 0
+
+
 def test_what_was_mended_is_exit_0_in_one_sentence(run_dir, capsys):
     edit(run_dir, lambda document: document["case"].update(fault=""))
     assert cli.run(["repro", str(run_dir)]) == 0
