@@ -38,6 +38,8 @@ PREPARING_TARGETS = ("builtin", "vllm")
 TARGETS = (*PREPARING_TARGETS, "engine")
 MAX_RANKS = 64
 MAX_CAPTURE_SIZE = 2**20
+MAX_DIGITS = 20
+"""Of a size that somebody types: Python refuses to read far longer ones."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -189,7 +191,8 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
         sizes = []
         for part in self.capture_sizes.split(","):
             text = part.strip()
-            if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MAX_CAPTURE_SIZE:
+            is_number = text.isascii() and text.isdigit() and len(text) < MAX_DIGITS
+            if not is_number or not 1 <= int(text) <= MAX_CAPTURE_SIZE:
                 raise UsageError(
                     f"--capture-sizes is {self.capture_sizes!r}, of which {text!r} is no size: "
                     f"use whole numbers from 1 to {MAX_CAPTURE_SIZE} with commas between them, "

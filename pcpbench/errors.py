@@ -6,6 +6,7 @@
     |- CannotMeasure         this machine or run cannot give an answer            exit 3
     |  |- DeviceMissing      no such device, or its graph backend is not there    exit 3
     |  |- NothingCompared    no steps, no common outputs, an arm that never ran   exit 3
+    |  |- NoMemory           the machine has no memory left                     exit 3
     |  `- NothingToDamage    a fault of what the code at hand does not have      exit 3
     `- MeasuredFailure       the thing measured broke its contract                exit 1
        |- EngineError        the engine raised something of its own             exit 1
@@ -48,6 +49,10 @@ class DeviceMissing(CannotMeasure):
 
 class NothingCompared(CannotMeasure):
     """A comparison that would have been about nothing."""
+
+
+class NoMemory(CannotMeasure):
+    """The machine, or the device, ran out of memory: nobody knows what would have come."""
 
 
 class NothingToDamage(CannotMeasure):

@@ -8,6 +8,7 @@ import msgspec
 
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
+from pcpbench.model.presets import model_shape
 from pcpbench.request import CHECKS, FEEDS
 from pcpbench.scenarios.schema import Scenario
 from pcpbench.scenarios.task_run import Span, task_scenario
@@ -58,4 +59,7 @@ class ModesRequest(msgspec.Struct, frozen=True, kw_only=True):
             Span.parse("--output-len", self.output_len),
             seed=self.options.seed,
             max_num_seqs=self.options.max_num_seqs,
+            dcp_size=self.options.dcp,
+            kv_groups=model_shape(self.options.preset).kv_groups,
+            num_draft_tokens=2 * self.options.spec_tokens,  # verified, and drafted behind them
         )

@@ -69,6 +69,8 @@ class ScenarioJudge:
         self.non_finite: dict[str, NonFinite] = {}
         self._kv_accused: set[tuple[str, int, kv.CachePlace]] = set()
         self._next_step = 0
+        busy = [step.index for step in plan.steps if step.scheduled and not step.idle]
+        self._last_busy = busy[-1] if busy else None
         self._before: dict[str, StepRecord] = {}
         self.expected: dict[str, StepExpectation | None] = {}
         self._views: dict[str, StepView] = {}
@@ -145,10 +147,10 @@ class ScenarioJudge:
     ) -> list[Violation]:
         """Compare more than a step wrote, after `observe_step` has judged that step.
 
-        Whole caches of a capture pair, bit for bit, every time; every position of the last step's
-        requests in the other pairs, once, after the plan's last step.
+        Whole caches of a capture pair, bit for bit, every time; in the other pairs every position
+        of the requests of the plan's last step that computes, once, after that step.
         """
-        is_last = self._next_step == len(self.plan.steps)
+        is_last = step.index == self._last_busy
         found: list[Violation] = []
         for tally in self.pairs:
             if is_last or tally.pair.kind == "capture":

@@ -7,6 +7,7 @@ process; a gate on a few percent needs many fresh processes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Final
 
@@ -39,21 +40,22 @@ def ratio_of(ratios: NDArray[np.float64], repetitions: NDArray[np.int64]) -> Rat
 
     A block is a repetition, cut into equal runs of consecutive pairs where there are fewer than
     MIN_BLOCKS repetitions. Resamples draw whole blocks with replacement and take the (lower)
-    median of the pairs drawn. None where there is no pair.
+    median of the pairs drawn. None where there is no pair; one block has no interval: 0 to inf.
     """
     if not len(ratios):
         return None
     order = np.argsort(ratios, kind="stable")
     blocks = _blocks(repetitions)[order]
     ordered = ratios[order]
-    num_blocks = int(blocks.max()) + 1
+    num_blocks, median = int(blocks.max()) + 1, float(np.median(ratios))
+    if num_blocks < 2:  # nothing is known of its spread
+        return Ratio(median=median, low=0.0, high=math.inf, num_pairs=len(ratios))
     draws = np.random.default_rng(SEED).integers(num_blocks, size=(NUM_RESAMPLES, num_blocks))
     times_drawn = np.stack([np.bincount(draw, minlength=num_blocks) for draw in draws])
     weights = np.cumsum(times_drawn[:, blocks], axis=1)
     middle = np.argmax(weights * 2 >= weights[:, -1:], axis=1)
     medians = ordered[middle]
     low, high = np.percentile(medians, [2.5, 97.5])
-    median = float(np.median(ratios))
     return Ratio(
         median=median,
         low=min(float(low), median),

@@ -13,6 +13,7 @@ import torch
 
 from pcpbench.device.address_recorder import AddressRecorder
 from pcpbench.device.graph import ExternalUse, GraphPool
+from pcpbench.device.memory import memory_errors
 from pcpbench.errors import CaptureError, DeviceMissing
 
 T = TypeVar("T")
@@ -87,7 +88,7 @@ class AcceleratorGraphBackend:
         recorder = AddressRecorder()
         torch.cuda.synchronize()
         try:
-            with torch.cuda.graph(graph, pool=pool.handle), recorder:
+            with memory_errors(), torch.cuda.graph(graph, pool=pool.handle), recorder:
                 result = fn()
         except RuntimeError as error:
             raise CaptureError(f"the device refused the capture: {error}") from error

@@ -20,6 +20,7 @@ from pcpbench.scenarios.prompts import prompt_token_ids
 from pcpbench.scenarios.schema import RequestSpec, Scenario
 
 MAX_STEPS: Final = 50_000
+MAX_PROMPT_TOKENS: Final = 1 << 24
 
 
 def make_plan(
@@ -64,6 +65,12 @@ def make_plan(
         query_len,
     )
     specs = sorted(scenario.expand(), key=lambda spec: spec.arrival_step)
+    num_tokens = sum(spec.prompt_len for spec in specs)
+    if num_tokens > MAX_PROMPT_TOKENS:
+        raise UsageError(
+            f"scenario {scenario.name!r} has prompts of {num_tokens:,} tokens in all: at most "
+            f"{MAX_PROMPT_TOKENS:,} are planned at once: ask for fewer requests, or shorter ones."
+        )
     for spec in specs:
         problem = request_problem(
             spec.prompt_len,

@@ -7,6 +7,7 @@ killed run leaves behind ends with a complete line. Knows no result.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -35,6 +36,8 @@ class RunDir:
         try:
             if out is not None:
                 _make_named(out)
+                if not os.access(out, os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
                 return cls(out)
             return cls(_make_new(command, root))
         except OSError as error:

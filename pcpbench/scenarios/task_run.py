@@ -5,17 +5,21 @@ Owns the draw of lengths and arrivals: equal on every machine for one seed. Know
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import msgspec
 import numpy as np
 
 from pcpbench.errors import UsageError
+from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
 from pcpbench.scenarios.schema import MAX_REQUESTS, Limits, RequestEntry, Scenario
 
 NAME: Final = "task-run"
 MAX_LENGTH: Final = 1 << 16
+MAX_DIGITS: Final = 20
+"""Of a number that somebody types: Python refuses to read far longer ones."""
 _FLAGS: Final = {
     "max_model_len": "--prompt-len and --output-len",
     "num_blocks": "--prompt-len and --output-len",
@@ -34,7 +38,7 @@ class Span(msgspec.Struct, frozen=True):
         """`8-32` or `16`; raises UsageError naming the flag for anything else."""
         low, dash, high = (part.strip() for part in text.partition("-"))
         parts = [low, high] if dash else [low]
-        if all(part.isascii() and part.isdigit() for part in parts):
+        if all(part.isascii() and part.isdigit() and len(part) < MAX_DIGITS for part in parts):
             span = cls(int(parts[0]), int(parts[-1]))
             if 1 <= span.low <= span.high <= MAX_LENGTH:
                 return span
@@ -45,7 +49,15 @@ class Span(msgspec.Struct, frozen=True):
 
 
 def task_scenario(
-    num_prompts: int, prompt_len: Span, output_len: Span, *, seed: int, max_num_seqs: int | None
+    num_prompts: int,
+    prompt_len: Span,
+    output_len: Span,
+    *,
+    seed: int,
+    max_num_seqs: int | None,
+    dcp_size: int = 1,
+    kv_groups: Sequence[KVGroup] = ONE_GROUP,
+    num_draft_tokens: int = 0,
 ) -> Scenario:
     """The scenario of a task run; raises UsageError for one that no scheduler could run.
 
@@ -55,7 +67,9 @@ def task_scenario(
     """
     if not 1 <= num_prompts <= MAX_REQUESTS:
         raise UsageError(f"--prompts is {num_prompts}: use 1 to {MAX_REQUESTS}.")
-    limits = _limits(prompt_len, output_len, max_num_seqs)
+    limits = _limits(
+        prompt_len.high, output_len.high, max_num_seqs, dcp_size, kv_groups, num_draft_tokens
+    )
     prompts = _draw(prompt_len, num_prompts, seed, 0)
     outputs = _draw(output_len, num_prompts, seed, 1)
     wave = limits.max_num_seqs
@@ -76,19 +90,29 @@ def task_scenario(
     )
 
 
-def _limits(prompt_len: Span, output_len: Span, max_num_seqs: int | None) -> Limits:
+def _limits(
+    prompt_len: int,
+    output_len: int,
+    max_num_seqs: int | None,
+    dcp_size: int,
+    kv_groups: Sequence[KVGroup],
+    num_draft_tokens: int,
+) -> Limits:
+    """Room for as many requests at once as may run, in every KV group."""
     default = Limits()
     num_seqs = default.max_num_seqs if max_num_seqs is None else max_num_seqs
-    longest = prompt_len.high + output_len.high
+    longest = prompt_len + output_len
+    spans = [group.span(default.block_size, dcp_size) for group in kv_groups]
+    num_each = sum(blocks_for(longest + num_draft_tokens, span) + 1 for span in spans)
     limits = msgspec.structs.replace(
         default,
         max_num_seqs=num_seqs,
         max_num_batched_tokens=max(default.max_num_batched_tokens, num_seqs),
         max_model_len=max(default.max_model_len, longest),
-        num_blocks=1 + num_seqs * (blocks_for(longest, default.block_size) + 1),
+        num_blocks=1 + num_seqs * num_each,
     )
     problem = limits_problem(limits) or request_problem(
-        prompt_len.high, output_len.high, limits, limits.block_size
+        prompt_len, output_len, limits, dcp_size, kv_groups, num_draft_tokens
     )
     if problem is not None:
         raise UsageError(

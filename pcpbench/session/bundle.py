@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from pcpbench import __version__
 from pcpbench.divergence import Divergence
 from pcpbench.errors import UsageError
+from pcpbench.paths import reachable
 from pcpbench.records import Environment
 from pcpbench.session.case import Case, problem_of
 
@@ -92,7 +93,7 @@ def read_bundle(path: Path) -> Bundle:
 
 
 def _find(path: Path) -> Path:
-    if path.is_dir():
+    if reachable(path).is_dir():
         for place in (path / BUNDLE_NAME, path / DIRECTORY / BUNDLE_NAME):
             if place.exists():
                 return place

@@ -17,7 +17,7 @@ import torch
 
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
-from pcpbench.errors import MeasuredFailure, NothingToDamage, PcpbenchError, UsageError
+from pcpbench.errors import MeasuredFailure, NoMemory, NothingToDamage, PcpbenchError, UsageError
 from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
 from pcpbench.faults.entries import Unusable
 from pcpbench.faults.fault import Fault, Setting, Site
@@ -223,6 +223,8 @@ class FaultRunner:
                 verdict = verdict_of(fault, fired, site.num_hits, known)
             except NothingToDamage as error:
                 verdict, detail = Verdict.NOT_RUN, str(error)
+            except NoMemory:  # says nothing of the fault, nor of the judge
+                raise
             except Exception as error:  # whatever an injected engine may raise is a result
                 self._stand = None
                 told = str(error) if isinstance(error, PcpbenchError) else ""

@@ -16,6 +16,7 @@ import msgspec
 from pcpbench.errors import UsageError
 from pcpbench.matrix_request import MatrixRequest, MatrixSettings, scenario_digests
 from pcpbench.matrix_results import FINISHED, CellRecord
+from pcpbench.paths import reachable
 from pcpbench.report.manifest import NAME, SCHEMA_VERSION
 from pcpbench.report.matrix_files import CELLS
 
@@ -79,7 +80,7 @@ def kept_records(where: Path, settings: MatrixSettings) -> dict[str, CellRecord]
 
 
 def _manifest(where: Path) -> dict[str, Any]:
-    path = where / NAME
+    path = reachable(where / NAME, "--resume")
     if not path.is_file():
         raise UsageError(
             f"--resume is {str(where)!r}, which holds no {NAME}: name the directory of a run of "

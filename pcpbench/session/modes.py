@@ -118,6 +118,8 @@ class TaskRun:
         progress.say(f"capturing for {len(self._plan.steps)} steps")
         build = partial(self._builder.stand_for, self._plan)
         with planted_stand(fault, build) as (stand, site):
+            if fault is not None:  # a fault of the scheduler shows in a plan made with it
+                self._plan = plan_task(self._request)
             progress.start(self._plan.scenario, self._num_units(stand))
             trial = Trial(
                 self._plan,

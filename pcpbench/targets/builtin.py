@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
+from pcpbench.device.memory import memory_errors
 from pcpbench.engine.dispatcher import FollowingDispatcher
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
@@ -288,7 +289,8 @@ class BuiltinTarget:
         self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False
     ) -> BuiltinArm:
         """An engine under these settings; `replays` decides whether it captures graphs."""
-        engine = Engine(config, self._device, self._backend if replays else None, taps)
+        with memory_errors():
+            engine = Engine(config, self._device, self._backend if replays else None, taps)
         return BuiltinArm(label, engine)
 
 

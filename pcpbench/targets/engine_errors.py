@@ -5,7 +5,6 @@ Owns the line between an engine that broke and a machine that cannot go on.
 
 from __future__ import annotations
 
-import errno
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,38 +12,27 @@ from pathlib import Path
 
 import torch
 
-from pcpbench.errors import CannotMeasure, EngineError, PcpbenchError
+from pcpbench.device.memory import memory_errors
+from pcpbench.errors import EngineError, PcpbenchError
 
 TORCH_DIR = str(Path(torch.__file__).parent)
-NO_MEMORY = ("can't allocate memory", "not enough memory", "std::bad_alloc", "out of memory")
 
 
 @contextmanager
 def engine_errors() -> Iterator[None]:
-    """Raise EngineError for whatever the engine raises in this block, CannotMeasure for no memory.
+    """Raise EngineError for whatever the engine raises in this block, NoMemory where there is none.
 
     What pcpbench raises on purpose passes.
     """
     try:
-        yield
+        with memory_errors():
+            yield
     except PcpbenchError:
         raise
     except Exception as error:
-        if _is_no_memory(error):
-            said = " ".join(str(error).split())[:300].rstrip(". ")
-            raise CannotMeasure(f"there is not enough memory: {said}.") from error
         said = " ".join(str(error).split())[:300]
         told = f"{type(error).__name__}: {said}" if said else type(error).__name__
         raise EngineError(f"the engine raised {told} (at {_place(error)})") from error
-
-
-def _is_no_memory(error: Exception) -> bool:
-    """torch's CPU allocator, and the C++ library, raise a plain RuntimeError."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    return isinstance(error, RuntimeError) and any(said in str(error) for said in NO_MEMORY)
 
 
 def _place(error: Exception) -> str:

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 
 from pcpbench.checks.stats import _blocks, ratio_of, stat_of
+from pcpbench.report.units import is_clear, reading
 
 
 def test_stat_by_hand():
@@ -14,6 +15,13 @@ def test_stat_by_hand():
 def test_an_empty_sample_has_no_stat_and_no_ratio():
     assert stat_of([]) is None
     assert ratio_of(np.array([]), np.array([], dtype=np.int64)) is None
+
+
+def test_one_pair_has_a_ratio_and_no_interval():
+    found = ratio_of(np.array([0.93]), np.array([0]))
+    assert (found.median, found.low, found.high, found.num_pairs) == (0.93, 0.0, np.inf, 1)
+    assert not is_clear(found)
+    assert reading(found) == "lost in noise"
 
 
 def test_a_ratio_brackets_the_truth_and_narrows_with_more_repetitions():

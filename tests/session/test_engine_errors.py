@@ -1,15 +1,18 @@
 """What an engine raises is a result with a place (C0), and no failure of pcpbench."""
 
 import errno
+from unittest.mock import Mock
 
 import pytest
 import torch
 
 from pcpbench import cli
+from pcpbench.device.accelerator import AcceleratorGraphBackend
 from pcpbench.engine.engine import Engine
-from pcpbench.errors import CannotMeasure, EngineError, UsageError
+from pcpbench.errors import CannotMeasure, EngineError, NoMemory, UsageError
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.results import Outcome
+from pcpbench.targets import builtin
 from pcpbench.targets.engine_errors import engine_errors
 
 
@@ -80,6 +83,30 @@ def test_an_engine_that_broke_is_told_from_a_machine_that_cannot(error, raised):
     with pytest.raises(raised) as caught, engine_errors():
         raise error
     assert "\n" not in str(caught.value)
+
+
+def test_memory_that_is_not_there_is_no_fault_of_a_build_or_a_capture(
+    monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    full = Mock(side_effect=RuntimeError("DefaultCPUAllocator: can't allocate memory"))
+    for owner, name in ((builtin, "Engine"), (PCPManager, "prepare_inputs_to_capture")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, full)
+            for command in ("compare eager full --repetitions 0", "capture", "faults run --fault "
+                            "stale-block-rows"):  # fmt: skip
+                assert cli.run(command.split()) == 3, command
+                told = capsys.readouterr()
+                assert "there is not enough memory" in " ".join((told.out + told.err).split())
+                assert "Traceback" not in told.err
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_a_device_that_is_full_has_refused_no_capture():
+    backend = AcceleratorGraphBackend()
+    with pytest.raises(NoMemory):
+        backend.capture(Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")),
+                        backend.new_pool())  # fmt: skip
 
 
 def test_the_place_is_not_inside_torch():

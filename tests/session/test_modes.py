@@ -152,8 +152,47 @@ def test_the_prompts_are_those_of_the_seed_and_nothing_is_preempted():
 
 
 @pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "tiny-swa", "max_num_seqs": 1},
+        {"model": "tiny-swa", "max_num_seqs": 2},
+        {"model": "tiny-swa"},
+        {"pcp": 1, "tp": 4, "dcp": 4},
+        {"spec_tokens": 3, "draft_model": "mtp", "max_num_seqs": 3},
+    ],
+    ids=str,
+)
+def test_nothing_is_preempted_whatever_the_caches_are(options):
+    asked = ModesRequest(options=EngineOptions(**options), num_prompts=40)
+    asked.check()
+    assert not any(step.preempted_req_ids for step in plan_task(asked).steps)
+
+
+def test_a_fault_of_the_scheduler_is_in_the_plan(capsys):
+    result = run(capsys, "--inject null-block-handed-out --repetitions 0", 1)
+    assert "C19" in " ".join(result["reasons"])
+
+
+@pytest.mark.parametrize("drafts", ["--draft-model planned", "--draft-model mtp"])
+def test_drafts_that_each_mode_finds_for_itself_are_held_as_far_as_they_are_equal(
+    capsys, monkeypatch, drafts
+):
+    """Near ties make the modes sample other tokens, and so find other drafts in the same step."""
+    ties(monkeypatch, drift=3e-6)
+    result = run(capsys, f"--repetitions 0 --spec-tokens 2 {drafts}")
+    assert result["modes"][1]["agreement"] < 1.0
+
+
+def plan_of(asked):
+    asked.check()
+    return plan_task(asked)
+
+
+@pytest.mark.parametrize(
     ("settings", "words"),
     [
+        ({"prompt_len": "9" * 5000}, "--prompt-len is '999"),
+        ({"num_prompts": 10**4, "prompt_len": "65536"}, "tokens in all"),
         ({"num_prompts": 0}, "--prompts is 0: use 1 to 10000"),
         ({"num_prompts": 10**6}, "--prompts is 1000000"),
         ({"prompt_len": "9-3"}, "--prompt-len is '9-3'"),
@@ -174,7 +213,7 @@ def test_bad_requests_are_refused_in_one_sentence(settings, words):
         asked.check()
         return
     with pytest.raises(UsageError, match=words):
-        asked.check()
+        plan_of(asked)
 
 
 def test_lengths_that_no_cache_holds_are_refused():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from pcpbench.checks import kv
 from pcpbench.results import Outcome
 
 WORLDS = [
@@ -174,3 +175,22 @@ def test_only_arms_that_capture_have_a_cost(bench):
     assert arms["full"].num_graphs > 0
     assert arms["eager"].capture_s is None
     assert arms["eager"].num_graphs == 0
+
+
+def test_old_positions_are_compared_once_behind_the_last_step_that_computes(bench, monkeypatch):
+    """Every plan ends in an idle step, behind which nothing is expected of anybody."""
+    compare, looks = kv.compare_kv_by_position, []
+
+    def note(*arguments):
+        step, kind, scope = arguments[3], arguments[6], arguments[8]
+        found = list(compare(*arguments))
+        if scope == "all":
+            looks.append((step.index, kind, bool(found)))
+        return found
+
+    monkeypatch.setattr(kv, "compare_kv_by_position", note)
+    trial = bench("s2-capture-edges")
+    assert trial.run().outcome is Outcome.PASS
+    last = [step.index for step in trial.plan.steps if step.scheduled][-1]
+    assert trial.plan.steps[-1].idle
+    assert looks == [(last, "partition", True), (last, "padding", True)]

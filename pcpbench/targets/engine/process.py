@@ -20,6 +20,7 @@ import msgspec
 
 from pcpbench.engine_results import ArmRun, Broke, Done, Event, Generation, Probe, Ready, Started
 from pcpbench.errors import CannotMeasure, UsageError
+from pcpbench.paths import reachable
 from pcpbench.targets.engine.host import PROGRAM, probe_environment
 
 POLL_S: Final = 0.1
@@ -41,7 +42,7 @@ class EngineBroke(CannotMeasure):
 def probe_python(python: Path, timeout_s: float = PROBE_TIMEOUT_S) -> Probe:
     """Ask an interpreter what it has; raises UsageError for a path that is none."""
     told = f"--engine-python is {str(python)!r}"
-    if not python.is_file() or not os.access(python, os.X_OK):
+    if not reachable(python, "--engine-python").is_file() or not os.access(python, os.X_OK):
         raise UsageError(
             f"{told}, which is no file that can be executed: name a Python interpreter, such as "
             "DIRECTORY/bin/python."

@@ -6,6 +6,7 @@ import torch
 
 from pcpbench.config import EngineConfig
 from pcpbench.device.graph import GraphBackend
+from pcpbench.device.memory import memory_errors
 from pcpbench.errors import UsageError
 from pcpbench.plan import ScenarioPlan
 from pcpbench.records import Notice
@@ -114,5 +115,6 @@ class VllmTarget(BuiltinTarget):
     ) -> BuiltinArm:
         """An arm on vLLM's state."""
         backend = self._backend if replays else None
-        engine = VllmEngine(self.api, config, self._device, backend, taps)
+        with memory_errors():
+            engine = VllmEngine(self.api, config, self._device, backend, taps)
         return BuiltinArm(label, engine, self.traits)
