@@ -22,6 +22,7 @@ from pcpbench.checks.setup import ArmSetup
 from pcpbench.config import EngineConfig
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.environment import environment_of
+from pcpbench.errors import CannotMeasure
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_results import ORACLE, PartCount, PartitionResult
@@ -32,6 +33,7 @@ from pcpbench.report.json_out import print_text
 from pcpbench.report.partition_files import PartitionFiles, partition_json
 from pcpbench.report.partition_view import print_partition, print_partition_verdict
 from pcpbench.report.progress import Progress, make_progress
+from pcpbench.results import Outcome
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.planning import plan_for
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
@@ -63,7 +65,7 @@ def run_compare_targets(request: TargetsRequest) -> int:
     }
     environment = environment_of(device)
     done: list[PartCount] = []
-    idle = 0
+    idle, broken_off = 0, ""
     with PartitionFiles(COMMAND, request.out, settings=stored, environment=environment) as files:
 
         def result() -> PartitionResult:
@@ -79,6 +81,7 @@ def run_compare_targets(request: TargetsRequest) -> int:
                     *chosen_settings(request.options),
                     *idle_settings(request.options),
                     *((Notice(setting="idle steps", message=told),) if idle else ()),
+                    *((Notice(setting="run", message=broken_off),) if broken_off else ()),
                 ),
                 wall_s=time.monotonic() - start,
                 run_dir=str(files.path),
@@ -94,9 +97,12 @@ def run_compare_targets(request: TargetsRequest) -> int:
                     idle += pair.num_idle
                     files.add_part(done[-1])
                     files.write_tables(result())
-        except BaseException:
+        except BaseException as error:
             files.write_tables(result())
-            raise
+            # A difference that was seen stands, whatever kept the rest from being looked at.
+            if not isinstance(error, CannotMeasure) or result().outcome is not Outcome.FAIL:
+                raise
+            broken_off = f"it was broken off: {error}"
         ended = result()
         files.finish(ended)
     if request.json:

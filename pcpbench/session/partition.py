@@ -7,18 +7,21 @@ on disk for each finished piece is all the state there is.
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from typing import Any
 
 import msgspec
 
 from pcpbench.code_version import versions
-from pcpbench.errors import UsageError
+from pcpbench.errors import CannotMeasure, UsageError
 from pcpbench.partition_request import Part, PartitionRequest
 from pcpbench.partition_results import ORACLE, PartCount, PartitionResult
 from pcpbench.report.console import make_console
@@ -32,6 +35,7 @@ from pcpbench.report.partition_files import (
 )
 from pcpbench.report.partition_view import print_partition, print_partition_verdict
 from pcpbench.report.progress import Progress, make_progress
+from pcpbench.results import Outcome
 from pcpbench.session.partition_parts import Makers, PartRunner, makers_of
 
 COMMAND = "check-partition"
@@ -43,7 +47,7 @@ def run_partition(request: PartitionRequest) -> int:
     """Run what is left, print the report and return the exit code."""
     start = time.monotonic()
     request.check()
-    makers = makers_of(request.settings.target)
+    makers = makers_of(request.settings.target, request.settings.exhaustive)
     # torch comes after the target, which may have to be there before Triton is
     from pcpbench.device.backends import resolve_device
     from pcpbench.device.environment import environment_of
@@ -91,9 +95,12 @@ def run_partition(request: PartitionRequest) -> int:
         try:
             with make_progress() as progress:
                 run.run(PartRunner(makers), progress, result)
-        except BaseException:
+        except BaseException as error:
             files.write_tables(result())
-            raise
+            # A difference that was seen stands, whatever kept the rest from being looked at.
+            if not isinstance(error, CannotMeasure) or result().outcome is not Outcome.FAIL:
+                raise
+            run.stopped = str(error).rstrip(".")
         ended = result()
         files.finish(ended)
     _print(ended, request.json)
@@ -175,7 +182,7 @@ class _Run:
             jobs,
             mp_context=multiprocessing.get_context("spawn"),
             initializer=_begin,
-            initargs=(self._request.settings.target,),
+            initargs=(self._request.settings.target, self._request.settings.exhaustive),
         )
         try:
             pending = set()
@@ -187,6 +194,11 @@ class _Run:
             while pending:
                 ended, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in ended)
+        except BrokenProcessPool as error:
+            raise CannotMeasure(
+                "a process of --jobs was ended from outside (killed, or out of memory): take fewer "
+                "--jobs, or go on with --resume."
+            ) from error
         except BaseException:
             for process in list((pool._processes or {}).values()):
                 process.terminate()
@@ -201,12 +213,21 @@ class _Here:
     runner: PartRunner
 
 
-def _begin(target: str) -> None:
+def _begin(target: str, exhaustive: bool) -> None:
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the first process ends the others
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    _Here.runner = PartRunner(makers_of(target))
+    _Here.runner = PartRunner(makers_of(target, exhaustive))
+
+
+def _end_with_parent() -> None:
+    """A first process that was killed can end no other, and nobody would take their results."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        multiprocessing.connection.wait([parent.sentinel])
+        os._exit(1)
 
 
 def _run_part(part: Part) -> PartCount:

@@ -45,13 +45,17 @@ class Makers(Protocol):
         """The maker for the world and interleave of this case."""
 
 
-def makers_of(target: str) -> list[Makers]:
-    """Who is compared; raises CannotMeasure where the target is not here."""
+def makers_of(target: str, exhaustive: bool) -> list[Makers]:
+    """Who is compared; raises CannotMeasure where the target is not here.
+
+    Only where all batches are enumerated does vLLM put most of them together from rows that its
+    kernels ran on before: a sample is run whole.
+    """
     found: list[Makers] = []
     if target == "vllm":  # first: it has to be there before anything else imports Triton
         from pcpbench.targets.vllm.partition import VllmPartitions
 
-        found.append(VllmPartitions())
+        found.append(VllmPartitions() if exhaustive else VllmPartitions(whole_one_in=1))
     from pcpbench.targets.builtin_partition import BuiltinPartitions
 
     return [BuiltinPartitions(), *found]

@@ -2,12 +2,18 @@
 
 import csv
 import json
+import subprocess
+import sys
+import time
+from pathlib import Path
 
 import pytest
 
 from pcpbench import cli
 from pcpbench.engine.input_batch import InputBuffers
+from pcpbench.errors import CannotMeasure
 from pcpbench.session import partition
+from pcpbench.targets import builtin_partition
 from pcpbench.targets.builtin_partition import BuiltinPartitions
 
 
@@ -200,7 +206,9 @@ def test_a_run_cannot_go_on_with_another_version_of_its_target(tmp_path, capsys,
     class Upgraded(BuiltinPartitions):
         name = "vllm"
 
-    monkeypatch.setattr(partition, "makers_of", lambda target: [BuiltinPartitions(), Upgraded()])
+    monkeypatch.setattr(
+        partition, "makers_of", lambda target, exhaustive: [BuiltinPartitions(), Upgraded()]
+    )
     out = tmp_path / "run"
     some = ("--exhaustive", "--target", "vllm", "--pcp", "1", "--tp", "1", "--max-requests", "1")
     found = []
@@ -216,3 +224,43 @@ def test_a_run_cannot_go_on_with_another_version_of_its_target(tmp_path, capsys,
     del manifest["settings"]["target_version"]
     (out / "manifest.json").write_text(json.dumps(manifest))
     assert check(capsys, *some, "--resume", str(out))[0] == 2
+
+
+def test_a_difference_that_was_seen_outweighs_what_ended_the_run(tmp_path, monkeypatch):
+    """Whatever kept the other pieces from being looked at."""
+    done = []
+
+    def run(self, part):
+        if done:
+            raise CannotMeasure("there is not enough memory.")
+        done.append(part)
+        return real(self, part)
+
+    real = partition.PartRunner.run
+    monkeypatch.setattr(partition.PartRunner, "run", run)
+    some = ("--exhaustive", "--pcp", "1", "--tp", "1", "--max-requests", "1")
+    assert cli.run(["check", "partition", *some, "--out", str(tmp_path / "sound")]) == 3
+    done.clear()
+    monkeypatch.setattr(builtin_partition, "token_at", lambda *arguments: 1)
+    assert cli.run(["check", "partition", *some, "--out", str(tmp_path / "wrong")]) == 1
+    document = json.loads((tmp_path / "wrong" / "partition.json").read_text())
+    assert document["outcome"] == "fail"
+
+
+def test_processes_end_with_the_first_one(tmp_path):
+    some = ("--exhaustive", "--pcp", "2", "--jobs", "2", "--out", str(tmp_path / "run"))
+    command = [sys.executable, "-m", "pcpbench", "check", "partition", *some]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as first:
+        deadline = time.monotonic() + 60
+        while len(children_of(first.pid)) < 3:  # two, and what tracks their resources
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        children = children_of(first.pid)
+        first.kill()
+    while any(Path(f"/proc/{pid}").exists() for pid in children):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def children_of(pid):
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

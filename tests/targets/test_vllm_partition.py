@@ -127,13 +127,26 @@ def test_a_descriptor_of_a_ranks_rows_is_too_small_for_vllms_global_batch(makers
         makers.inputs.whole(case.requests, case.descriptor)
 
 
-def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch):
+@pytest.mark.parametrize(
+    "world",
+    [
+        "pcp=2 dcp=1 tp=1 interleave=1",
+        "pcp=2 dcp=2 tp=1 interleave=2",
+        "pcp=1 dcp=2 tp=2 interleave=1",
+    ],
+)
+def test_rows_put_together_are_the_batch_run_whole(makers, monkeypatch, world):
     from pcpbench.targets.vllm import partition
 
-    cases = [parse_case(text) for text in CASES[:3]]
+    texts = [text.replace("pcp=2 dcp=1 tp=1 interleave=1", world) for text in CASES[:3]]
+    if "dcp=2" in world:  # lengths of microbatches are not put together
+        texts = [text.replace(" ubatches=2", "") for text in texts]
+    if "pcp=1" in world:  # nor are there requests without tokens
+        texts = [text.replace(" p0@4+1#3", "") for text in texts]
+    cases = [parse_case(text) for text in texts]
     made = {}
     for whole in (True, False):
-        monkeypatch.setattr(partition, "is_whole", lambda case, whole=whole: whole)
+        monkeypatch.setattr(partition, "is_whole", lambda case, one_in, whole=whole: whole)
         made[whole] = makers.of(cases[0]).outputs(cases)
     for one, other in zip(made[True], made[False], strict=True):
         for left, right in zip(one.ranks, other.ranks, strict=True):
@@ -209,7 +222,7 @@ def test_shares_of_microbatches_must_be_there_where_their_kernel_runs(makers, mo
         return parts
 
     case = parse_case("pcp=2 dcp=2 tp=1 interleave=2 NONE ubatches=2: p9@3+2#2 d1@5#0")
-    monkeypatch.setattr(partition, "is_whole", lambda case: whole)
+    monkeypatch.setattr(partition, "is_whole", lambda case, one_in: whole)
     broken_method(monkeypatch, partition.Cut, "parts", lose)
     names = {difference.field for difference in tally_of(makers, [case]).differences}
     assert names == ({f"ubatch{n}.dcp_local_seq_lens" for n in (0, 1)} if whole else set())

@@ -138,6 +138,7 @@ def _set_environment() -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     os.environ["TRITON_INTERPRET"] = "1"
     os.environ[ASKED] = "1"
+    os.environ["VLLM_MOE_SKIP_PADDING"] = "1"  # vLLM's default: without it no padding is marked
     if "VLLM_LOGGING_LEVEL" not in os.environ:  # that there is no GPU is no news
         os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
         logging.getLogger("vllm").setLevel(logging.ERROR)

@@ -44,7 +44,7 @@ from pcpbench.partition_results import (
 )
 from pcpbench.targets.engine_errors import engine_errors
 from pcpbench.targets.vllm import host
-from pcpbench.targets.vllm.api import RankView, VllmApi, vllm_api
+from pcpbench.targets.vllm.api import RankView, VllmApi, check_names, vllm_api
 from pcpbench.targets.vllm.cuts import Cut
 from pcpbench.targets.vllm.partition_inputs import RunnerInputs
 from pcpbench.targets.vllm.partition_read import (
@@ -54,24 +54,28 @@ from pcpbench.targets.vllm.partition_read import (
     rows_of,
 )
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
+from pcpbench.targets.vllm.runner import MANAGER_STATE
 from pcpbench.targets.vllm.views import gathers_flags
 
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 """How vLLM refuses a batch."""
 
 WHOLE_ONE_IN = 128
-"""Of so many batches of requests one runs every kernel on itself, besides the smallest."""
+"""Of so many batches of requests one runs every kernel on itself, besides the smallest, where all
+batches are enumerated. Padding that the others have is put there by the stand."""
 
 
 class VllmPartitions:
     """Makes the makers of worlds that come one after the other, and what they share.
 
-    Raises CannotMeasure where vLLM is missing or has moved on.
+    whole_one_in: of so many batches one runs every kernel on itself; 1 for all of them. Raises
+    CannotMeasure where vLLM is missing or has moved on.
     """
 
     name = "vllm"
 
-    def __init__(self) -> None:
+    def __init__(self, whole_one_in: int = WHOLE_ONE_IN) -> None:
+        self.whole_one_in = whole_one_in
         self.api = vllm_api()
         self.version = self.api.version
         self.device = torch.device("cuda" if host.has_accelerator() else "cpu")
@@ -96,6 +100,7 @@ class VllmPartition:
 
     def __init__(self, shared: VllmPartitions, case: PartitionCase) -> None:
         self.api, self.world, self._inputs = shared.api, case.world, shared.inputs
+        self._whole_one_in = shared.whole_one_in
         self.device = shared.device
         self._kernels_before = (self._inputs.num_whole, self._inputs.num_rows)
         self._tables = [
@@ -130,7 +135,7 @@ class VllmPartition:
 
     def _is_whole(self, case: PartitionCase) -> bool:
         """On a device that runs kernels nothing is put together."""
-        return self.device.type != "cpu" or is_whole(case)
+        return self.device.type != "cpu" or is_whole(case, self._whole_one_in)
 
     @torch.inference_mode()
     def _prefetch(self, cases: Sequence[PartitionCase]) -> None:
@@ -231,6 +236,7 @@ class _Rank:
                 cp_interleave=case.interleave,
                 moe_gathers_tokens=True,
             )
+            check_names(self.api, self.manager, (*MANAGER_STATE, "_padded_gather_idx"))
             buffers = self.manager.input_buffers
         else:
             buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, owner.device)
@@ -244,13 +250,13 @@ class _Rank:
         """
         try:
             with engine_errors():
-                prepared = self._prepare(case, whole)
+                batch = self._partition(case, whole)
         except EngineError as error:
             is_refusal = isinstance(error.__cause__, REFUSALS)
             return {"refusal": REFUSED if is_refusal else str(error)}
         try:
             with engine_errors():
-                return self._read(case, *prepared, is_whole)
+                return self._read(case, batch, *self._attention(batch), is_whole)
         except EngineError as error:
             return {"refusal": str(error)}
 
@@ -292,12 +298,17 @@ class _Rank:
         own = self.manager.input_buffers.is_padding[: batch.num_tokens_after_padding]
         return replace(batch, is_padding=own), {"pcp.is_padding": host_copy(batch.is_padding)}
 
-    def _prepare(self, case: PartitionCase, whole: Any) -> tuple[Any, tuple[Tensor, ...], Tensor]:
-        """As the runner's prepare_inputs ends and its prepare_attn goes on."""
+    def _partition(self, case: PartitionCase, whole: Any) -> Any:
+        """As the runner's prepare_inputs ends."""
+        if self.manager is None:
+            return whole
+        return self.api.partition(self.manager, whole, case.descriptor)
+
+    def _attention(self, whole: Any) -> tuple[tuple[Tensor, ...], Tensor]:
+        """As its prepare_attn goes on."""
         if self.manager is not None:
-            batch = self.api.partition(self.manager, whole, case.descriptor)
-            tables, slots = self.manager.prepare_attn(batch)
-            return batch, tables, slots
+            tables, slots = self.manager.prepare_attn(whole)
+            return tables, slots
         cursors = torch.zeros(NUM_SLOTS, dtype=torch.int32, device=whole.positions.device)
         tables = self.api.gather_block_tables(
             self.tables, whole.idx_mapping, whole.num_reqs_after_padding, cursors
@@ -308,12 +319,12 @@ class _Rank:
             whole.positions,
             whole.num_tokens_after_padding,
         )
-        return whole, tables, slots
+        return tables, slots
 
 
-def is_whole(case: PartitionCase) -> bool:
+def is_whole(case: PartitionCase, one_in: int) -> bool:
     """Whether every kernel is run on the case itself: one request, and some of the others."""
-    return len(case.requests) == 1 or zlib.crc32(str(case.requests).encode()) % WHOLE_ONE_IN == 0
+    return len(case.requests) == 1 or zlib.crc32(str(case.requests).encode()) % one_in == 0
 
 
 def _block_tables(owner: VllmPartition, case: PartitionCase, dcp_rank: int) -> Any:

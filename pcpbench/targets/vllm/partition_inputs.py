@@ -30,6 +30,7 @@ from pcpbench.partition_cases import (
 )
 from pcpbench.targets.vllm.api import VllmApi
 from pcpbench.targets.vllm.names import WORKER
+from pcpbench.targets.vllm.settings import Settings
 
 MAX_DRAFTS = 15
 ROWS = 256
@@ -82,15 +83,19 @@ class RunnerInputs:
         )
         for slot in range(max_num_reqs):
             state.req_id_to_index[f"row{slot}"] = slot
-        return SimpleNamespace(
+        return Settings(
+            "GPUModelRunner",
+            self.api.version,
             input_buffers=self.api.InputBuffers(max_num_reqs, max_num_tokens, self.device),
             req_states=state,
             device=self.device,
             max_num_reqs=max_num_reqs,
             decode_query_len=1,
             use_pp=False,
-            model_state=SimpleNamespace(num_new_sampled_tokens_per_step=1),
-            model_config=SimpleNamespace(rswa_window=None),
+            model_state=Settings(
+                "model_state", self.api.version, num_new_sampled_tokens_per_step=1
+            ),
+            model_config=Settings("model_config", self.api.version, rswa_window=None),
             adaptive_verification=None,
             fast_prefill=None,
             pcp_manager=None,
