@@ -22,14 +22,12 @@ from pcpbench.partition_results import ORACLE, PartitionOutputs, Value, alike, r
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import IntArray, StepRecord
 
-BUILTIN = "builtin"
-
 BELIEFS = ("num_computed_tokens_np", "seq_lens_cpu_upper_bound")
 """Fields in which the host may take rejected drafts for computed."""
 
 LATE_HOST = (
-    "the built-in engine's host takes all drafts of a request's last step for accepted, and learns "
-    "better one step later (C17); vLLM has it from the scheduler"
+    "the host takes all drafts of a request's last step for accepted, and learns better one step "
+    "later (C17)"
 )
 WHOLE_COUNT = (
     "vLLM's runner hands dispatch the number of requests of the global batch, not the rows of the "
@@ -125,10 +123,13 @@ class StepJudge:
         return field_reason(name, sides, pcp, step.scheduled[0].num_computed_tokens)
 
     def _is_late_host(self, name: str, sides: Sides) -> bool:
-        """Rows of the built-in engine are further than the other side's by what was rejected."""
+        """Rows of an engine are further than the oracle's by what was rejected.
+
+        Both engines believe the same, so that nothing is to be explained between them.
+        """
         assert self._whole is not None
         assert self._step is not None
-        if BUILTIN not in (sides.left, sides.right) or sides.rank is None:
+        if ORACLE not in (sides.left, sides.right) or sides.rank is None:
             return False
         rank, scheduled = self._whole.ranks[sides.rank], self._step.scheduled
         right = np.asarray(sides.fields(ORACLE)[name])
@@ -137,7 +138,7 @@ class StepJudge:
             late[row] = self._late.get(scheduled[at].req_id, 0)
         if not rank.rows and name == BELIEFS[0]:  # its row of no tokens is of request 0
             late[0] = self._late.get(scheduled[0].req_id, 0)
-        wanted = {side: right + late if side == BUILTIN else right
+        wanted = {side: right if side == ORACLE else right + late
                   for side in (sides.left, sides.right)}  # fmt: skip
         return all(np.array_equal(sides.fields(side)[name], wanted[side]) for side in wanted)
 

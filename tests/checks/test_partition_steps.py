@@ -119,7 +119,7 @@ def late(kit):
 
 
 @pytest.mark.parametrize("name", ["num_computed_tokens_np", "seq_lens_cpu_upper_bound"])
-def test_a_host_of_ours_that_counts_rejected_drafts_is_known(late, name):
+def test_hosts_that_count_rejected_drafts_are_known_where_both_do(late, name):
     def made(more, rank):
         ranks = list(late.expected.ranks)
         ranks[rank] = {**ranks[rank], name: ranks[rank][name] + more}
@@ -127,12 +127,13 @@ def test_a_host_of_ours_that_counts_rejected_drafts_is_known(late, name):
 
     at = next(n for n, rank in enumerate(late.expected.ranks) if 1 in rank["row_req_index"])
     row = (late.expected.ranks[at]["row_req_index"] == 1).astype(np.int64)
-    found = late.tally(builtin=made(2 * row, at), vllm=late.expected)
+    found = late.tally(builtin=made(2 * row, at), vllm=made(2 * row, at))
     assert not found.differences
     assert found.reasons == {LATE_HOST: 2}
     for wrong in (row, 3 * row, 2 * np.roll(row, 1)):
-        assert late.tally(builtin=made(wrong, at), vllm=late.expected).differences
+        assert late.tally(builtin=made(wrong, at), vllm=made(wrong, at)).differences
     assert late.tally(builtin=late.expected, vllm=made(2 * row, at)).differences
+    assert late.tally(builtin=made(2 * row, at), vllm=late.expected).differences
 
 
 @pytest.mark.parametrize(("dcp", "first", "known"), [(2, 1, True), (2, 9, False), (1, 1, False)])

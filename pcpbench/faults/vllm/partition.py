@@ -112,6 +112,26 @@ def _rejected(site: Site, change: Callable[[Tensor], Tensor]) -> None:
     site.wrap(site.api.modules["input_batch"], "post_update", faulty)
 
 
+def positions_from_host(site: Site) -> None:
+    """A rank's positions are counted from the host's cursor, which lags behind rejected drafts."""
+
+    def faulty(partition: Callable[..., Any], self: Any, *args: Any, **named: Any) -> Any:
+        batch = partition(self, *args, **named)
+        starts, lengths = batch.num_computed_tokens_np, batch.num_scheduled_tokens
+        parts = [
+            torch.arange(int(first), int(first) + int(count))
+            for first, count in zip(starts, lengths, strict=False)
+        ]
+        wrong = torch.cat(parts)[: batch.num_tokens].to(batch.positions)
+        held = batch.positions[: len(wrong)]
+        if not torch.equal(held, wrong):
+            site.hit()
+        held.copy_(wrong)
+        return batch
+
+    site.wrap(site.api.PCPManager, "partition_batch", faulty)
+
+
 FAULTS: Final = (
     entry("K26", "restore-off-by-one", "PCPManager restores the last token from the place before "
           "its own.", restore_off_by_one, "C7"),
@@ -123,6 +143,8 @@ FAULTS: Final = (
           last_has_no_writer, "C4", "C7", "C15"),
     entry("K26", "rows-of-next-rank", "PCPManager deals rows out to the rank after their own.",
           owner_is_next, "C7", setting=SHARDED),
+    entry("K34", "positions-from-host-cursor", "PCPManager counts a rank's positions from the "
+          "host's cursor.", positions_from_host, "C3", "C17", setting=DRAFTS),
     entry("K34", "rejected-drafts-counted", "post_update is told that no draft was rejected.",
           rejected_counted, "C17", PARTITION_DRIFT, setting=DRAFTS),
     entry("K34", "one-rejected-draft-kept", "post_update is told of one rejected draft fewer.",

@@ -6,7 +6,7 @@ step's requests. Keeps no state.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,12 +34,19 @@ def _arranged(step: StepPlan, sort: Callable[..., list[str]], query_len: int) ->
 
 
 def scheduler_output(
-    api: VllmApi, plan: StepPlan, tokens: dict[str, list[int]], *, again: bool = False
+    api: VllmApi,
+    plan: StepPlan,
+    tokens: dict[str, list[int]],
+    *,
+    again: bool = False,
+    late: Mapping[str, int] | None = None,
 ) -> Any:
     """The SchedulerOutput of a step.
 
     tokens: req_id -> prompt and what was generated before a preemption, for each request that
-    enters. again: the step is prepared once more; whoever entered with it is known by now.
+    enters. again: the step is prepared once more; whoever entered with it is known by now. late: by
+    how much a request's cursor is too large, since vLLM's scheduler, running ahead of the device,
+    takes the step before to have kept all its drafts (`rejected_in`).
     """
     output_module: Any = api.modules["sched_output"]
     output = output_module.SchedulerOutput.make_empty()
@@ -68,13 +75,21 @@ def scheduler_output(
     more = () if again else plan.new_block_ids
     data = output_module.CachedRequestData.make_empty()
     data.req_ids = [request.req_id for request in cached]
-    data.num_computed_tokens = [request.num_computed_tokens for request in cached]
+    behind = late or {}
+    data.num_computed_tokens = [
+        request.num_computed_tokens + behind.get(request.req_id, 0) for request in cached
+    ]
     data.num_output_tokens = [0] * len(cached)
     data.new_block_ids = [
         _block_ids(plan, request.req_id) if request.req_id in more else None for request in cached
     ]
     output.scheduled_cached_reqs = data
     return output
+
+
+def rejected_in(plan: StepPlan) -> dict[str, int]:
+    """Drafts that a step rejects, of each request that has any."""
+    return {r.req_id: r.num_rejected_tokens for r in plan.scheduled if r.num_rejected_tokens}
 
 
 def _num_tokens(scheduled: Sequence[ScheduledRequest]) -> dict[str, int]:

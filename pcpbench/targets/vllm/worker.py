@@ -30,7 +30,7 @@ from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import StepPlan
 from pcpbench.targets.vllm.api import RankView, VllmApi
-from pcpbench.targets.vllm.orders import scheduler_output
+from pcpbench.targets.vllm.orders import rejected_in, scheduler_output
 from pcpbench.targets.vllm.runner import RankRunner, Ready
 from pcpbench.targets.vllm.views import ManagerView, StateView, TablesView, our_batch
 
@@ -58,6 +58,9 @@ class VllmWorker(Worker):
         self._tokens: dict[str, list[int]] = {}
         self._is_known = False
         self._ready: Ready | None = None
+        # Drafts that the step before rejected, of which the scheduler has not heard yet.
+        self._late: dict[str, int] = {}
+        self._rejected: dict[str, int] = {}
         super().__init__(config, groups, model, device, max_num_tokens)
 
     def _make_state(self, max_num_tokens: int) -> None:
@@ -85,6 +88,7 @@ class VllmWorker(Worker):
         A step without tokens has nothing else to do, and is run to its end.
         """
         self._tokens, self._is_known = tokens, False
+        self._late, self._rejected = self._rejected, rejected_in(plan)
         if not plan.scheduled:
             self.runner.step(scheduler_output(self.api, plan, tokens))
 
@@ -94,7 +98,7 @@ class VllmWorker(Worker):
         All of the step's preparation is done by then, the partition included.
         """
         ready = self.runner.step(
-            scheduler_output(self.api, plan, self._tokens, again=self._is_known)
+            scheduler_output(self.api, plan, self._tokens, again=self._is_known, late=self._late)
         )
         self._is_known = True
         if ready is None or ready.dispatched is None:
