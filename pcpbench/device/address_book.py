@@ -25,11 +25,16 @@ def storage_address(tensor: Tensor) -> int:
 
 @dataclass(frozen=True)
 class Baked:
-    """One registered buffer as a captured graph knows it."""
+    """One registered buffer as a captured graph knows it.
+
+    address: of its storage. start: of its first element, which another view of the storage has
+    elsewhere.
+    """
 
     graph: str
     name: str
     address: int
+    start: int
     op: str
 
 
@@ -82,9 +87,9 @@ class AddressBook:
             known = merged.get(use.address)
             merged[use.address] = use if known is None else _merge(known, use)
         baked = [
-            Baked(label, owners[use.address], use.address, use.op)
+            Baked(label, name, use.address, self._getters[name]().data_ptr(), use.op)
             for use in merged.values()
-            if use.address in owners
+            if (name := owners.get(use.address)) is not None
         ]
         self._baked[label] = tuple(baked)
         return [_named(label, owners.get(use.address), use) for use in merged.values()]
@@ -93,14 +98,15 @@ class AddressBook:
         """Buffers of one captured descriptor that are no longer at their captured address."""
         moved = []
         for baked in self._baked.get(label, ()):
-            current = storage_address(self._getters[baked.name]())
-            if current != baked.address:
+            now = self._getters[baked.name]()
+            has_moved = storage_address(now) != baked.address
+            if has_moved or now.data_ptr() != baked.start:
                 moved.append(
                     AddressChange(
                         graph=label,
                         name=baked.name,
-                        captured_address=baked.address,
-                        current_address=current,
+                        captured_address=baked.address if has_moved else baked.start,
+                        current_address=storage_address(now) if has_moved else now.data_ptr(),
                         op=baked.op,
                     )
                 )

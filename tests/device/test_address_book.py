@@ -58,6 +58,18 @@ def test_a_rebound_attribute_and_moved_memory_are_both_found(owner, book):
     assert changes["source"].graph == "g"
 
 
+def test_another_view_of_the_same_memory_is_found(owner, book):
+    memory = torch.arange(8.0)
+    owner.source = memory[:4]
+    capture(owner, book, lambda: owner.target.copy_(owner.source))
+    owner.source = memory[:2]
+    assert book.changes("g") == (), "it begins where it did"
+    owner.source = memory[4:]
+    (moved,) = book.changes("g")
+    assert moved.name == "source"
+    assert moved.current_address - moved.captured_address == 16
+
+
 def test_a_name_is_taken_once(owner, book):
     with pytest.raises(ValueError, match="'source' is registered twice"):
         book.register("source", lambda: owner.source)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import CannotMeasure
+from pcpbench.errors import CannotMeasure, EngineError
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.plan import NewRequest, ScheduledRequest, StepPlan
 from pcpbench.targets.vllm.orders import scheduler_output
@@ -146,3 +148,30 @@ def test_a_step_prepared_again_admits_nobody(api):
     assert again.scheduled_new_reqs == []
     assert again.scheduled_cached_reqs.req_ids == ["r0", "r1"]
     assert again.scheduled_cached_reqs.new_block_ids == [None, None]
+
+
+@pytest.mark.parametrize("expert_parallel", [False, True])
+def test_a_manager_that_flags_the_wrong_tokens_is_a_failure(api, monkeypatch, expert_parallel):
+    """Without expert parallelism a rank routes all ranks' tokens, with it its own."""
+    if api.generation != "0.33":
+        pytest.skip(f"tried with vllm 0.33, and this is {api.version}")
+    from pcpbench.model.presets import model_shape
+
+    options = EngineOptions(pcp=2, model="tiny-moe", expert_parallel=expert_parallel)
+    config = options.engine_config(
+        CUDAGraphMode.FULL_DECODE_ONLY, device="cpu", max_num_seqs=8, max_num_batched_tokens=16,
+        max_model_len=16, block_size=4, num_blocks=64,
+    )  # fmt: skip
+    groups = model_shape("tiny-moe").kv_groups
+    RankRunner(api, config, 0, CPU, 64, groups)
+    build = api.PCPManager.__init__
+
+    @functools.wraps(build)
+    def flipped(self, *args, moe_gathers_tokens=False, **named):
+        build(self, *args, moe_gathers_tokens=not moe_gathers_tokens, **named)
+
+    monkeypatch.setattr(api.PCPManager, "__init__", flipped)
+    with pytest.raises(
+        EngineError, match=f"expert parallelism {'on' if expert_parallel else 'off'}"
+    ):
+        RankRunner(api, config, 0, CPU, 64, groups)

@@ -55,7 +55,7 @@ from pcpbench.targets.vllm.partition_read import (
 )
 from pcpbench.targets.vllm.partition_tables import RememberedTables, Shares
 from pcpbench.targets.vllm.runner import MANAGER_STATE
-from pcpbench.targets.vllm.views import gathers_flags
+from pcpbench.targets.vllm.views import check_flags, gathers_flags
 
 REFUSALS = (ValueError, RuntimeError, AssertionError)
 """How vLLM refuses a batch."""
@@ -237,6 +237,7 @@ class _Rank:
                 moe_gathers_tokens=True,
             )
             check_names(self.api, self.manager, (*MANAGER_STATE, "_padded_gather_idx"))
+            check_flags(self.manager, True, self.api.version)
             buffers = self.manager.input_buffers
         else:
             buffers = self.api.InputBuffers(NUM_SLOTS, MAX_NUM_TOKENS, owner.device)

@@ -23,7 +23,7 @@ from pcpbench.config import EngineConfig
 from pcpbench.kv_groups import KVGroup
 from pcpbench.targets.vllm.api import RankView, VllmApi, check_names
 from pcpbench.targets.vllm.settings import MissingSetting, asked_for, vllm_config
-from pcpbench.targets.vllm.views import gathers_flags
+from pcpbench.targets.vllm.views import check_flags, gathers_flags
 
 MANAGER_STATE = (
     "_global_batch",
@@ -218,6 +218,7 @@ class RankRunner:
             self.graphs = manager_class(settings, device, mode, config.decode_query_len)
         if self.pcp_manager is not None:
             check_names(api, self.pcp_manager, MANAGER_STATE)
+            check_flags(self.pcp_manager, not parallel.enable_expert_parallel, api.version)
         check_names(api, self.graphs, ("_capture_descs", "_graphs_captured"))
         self.graphs._graphs_captured = True
         self.model_state = ModelState(max_model_len)

@@ -6,6 +6,7 @@ here that a forward pass reads.
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, cast
 
 import numpy as np
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from pcpbench.engine.buffers import MOE_IS_PADDING
 from pcpbench.engine.input_batch import InputBatch
+from pcpbench.errors import EngineError
 from pcpbench.records import IntArray
 
 
@@ -186,6 +188,22 @@ def gathers_flags(manager: Any) -> bool:
     vLLM 0.33 does so without expert parallelism.
     """
     return getattr(manager, "_moe_is_padding", None) is not None
+
+
+def check_flags(manager: Any, expected: bool, version: str) -> None:
+    """Raise EngineError for a PCPManager that flags the wrong tokens as padding.
+
+    expected: whether each rank routes all PCP ranks' tokens, as without expert parallelism: a mask
+    of its own tokens alone would then be one of other tokens, and the other way round. Generations
+    before 0.33 know the own ones only.
+    """
+    knows = "moe_gathers_tokens" in inspect.signature(type(manager)).parameters
+    if knows and gathers_flags(manager) is not expected:
+        flagged, routed = ("its own", "all ranks'") if expected else ("all ranks'", "its own")
+        raise EngineError(
+            f"vllm {version} flags padding among {flagged} tokens of a PCP rank, where the rank "
+            f"routes {routed} to experts (expert parallelism {'off' if expected else 'on'})."
+        )
 
 
 def our_batch(theirs: Any, manager: Any = None) -> InputBatch:
