@@ -21,6 +21,7 @@ from pcpbench.report.engine_files import EngineFiles, engine_json
 from pcpbench.report.engine_view import print_engine, print_engine_verdict
 from pcpbench.report.json_out import print_text
 from pcpbench.report.progress import Progress, make_progress
+from pcpbench.results import Outcome
 from pcpbench.session.engine_judging import Verdict
 from pcpbench.targets.engine.checkpoint import write_checkpoint
 from pcpbench.targets.engine.host import HOST_PATCHES, engine_environment, refuse, usable_cores
@@ -40,22 +41,21 @@ def run_engine_compare(request: EngineRequest) -> int:
     with EngineFiles(request.out, settings=settings, environment=environment) as files:
         settings["checkpoint_sha256"] = write_checkpoint(files.checkpoint, request.seed)
         with make_progress() as progress:
-            runs = {
-                arm.label: _run_arm(request, arm, load, probe, python, cores, files, progress)
-                for arm in request.arms
-            }
+            runs, broke = _run_arms(request, load, probe, python, cores, files, progress)
         verdict = Verdict(
-            request.arms,
+            [arm for arm in request.arms if arm.label in runs],
             dict(zip(load.requests, load.output_lens, strict=True)),
             request.dtype,
             request.inject or "",
         )
         verdict.judge(runs, request.base, request.candidate)
+        if broke is not None and verdict.outcome is not Outcome.FAIL:
+            raise broke
         result = EngineResult(
             base=request.base,
             candidate=request.candidate,
             outcome=verdict.outcome,
-            reasons=verdict.reasons,
+            reasons=(*verdict.reasons, *([] if broke is None else [str(broke)])),
             arms=verdict.rows,
             settings=settings,
             environment=environment,
@@ -70,6 +70,26 @@ def run_engine_compare(request: EngineRequest) -> int:
     else:
         print_engine(result, make_console())
     return result.outcome.exit_code
+
+
+def _run_arms(
+    request: EngineRequest,
+    load: Load,
+    probe: Probe,
+    python: Path,
+    cores: tuple[int, ...],
+    files: EngineFiles,
+    progress: Progress,
+) -> tuple[dict[str, ArmRun], EngineBroke | None]:
+    """What each arm told, in order, and what ended the first one that broke off: what was told
+    before may be a failure already."""
+    runs: dict[str, ArmRun] = {}
+    for arm in request.arms:
+        try:
+            runs[arm.label] = _run_arm(request, arm, load, probe, python, cores, files, progress)
+        except EngineBroke as error:
+            return runs, error
+    return runs, None
 
 
 def _run_arm(

@@ -4,8 +4,12 @@ import csv
 import json
 
 import pytest
+from msgspec.structs import replace
 
 from pcpbench import cli
+from pcpbench.engine_request import EngineRequest
+from pcpbench.session import engine_run
+from pcpbench.targets.engine.process import EngineBroke
 
 
 @pytest.fixture
@@ -139,3 +143,27 @@ def test_a_planted_fault_that_cannot_be_planted_is_a_3(compare):
     code, _, err, _ = compare("", "--inject", "kv-writer")
     assert code == 3
     assert "while it generated" in err
+
+
+@pytest.mark.parametrize(("words", "code"), [("drift=0.3", 1), ("", 3)])
+def test_a_failure_that_was_told_outweighs_an_engine_that_dies_later(
+    compare, monkeypatch, words, code
+):
+    arms, run_arm = EngineRequest.arms.fget, engine_run._run_arm
+
+    def with_one_more(request):
+        known = arms(request)
+        return (*known, replace(known[-1], label="later", twin=known[-1].label))
+
+    def dies(request, arm, *arguments):
+        if arm.label == "later":
+            raise EngineBroke("the engine 'later' ended with code -9")
+        return run_arm(request, arm, *arguments)
+
+    monkeypatch.setattr(EngineRequest, "arms", property(with_one_more))
+    monkeypatch.setattr(engine_run, "_run_arm", dies)
+    found, out, err, path = compare(words)
+    assert found == code
+    assert "the engine 'later' ended with code -9" in out + err
+    outcome = json.loads((path / "manifest.json").read_text())["outcome"]
+    assert outcome == ("fail" if code == 1 else "not compared")
