@@ -11,6 +11,7 @@ from __future__ import annotations
 import signal
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import Final
 
 STOPS: Final = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -35,11 +36,11 @@ def end_guard() -> None:
 
 
 class _Stop:
-    """The exception that is on its way, if any."""
+    """The exceptions that are on their way: a second one, where the first seemed lost."""
 
     def __init__(self) -> None:
         self._signum = 0
-        self._raised: BaseException | None = None
+        self._raised: list[BaseException] = []
 
     def ask(self, signum: int, frame: object) -> None:
         """Leave what is running."""
@@ -47,19 +48,19 @@ class _Stop:
         warnings.filterwarnings("ignore", "coroutine .* was never awaited", RuntimeWarning)
         self._signum = signum
         by_hand = signum == signal.SIGINT
-        self._raised = KeyboardInterrupt() if by_hand else SystemExit(128 + signum)
+        self._raised.append(KeyboardInterrupt() if by_hand else SystemExit(128 + signum))
         signal.setitimer(signal.ITIMER_REAL, ASK_AGAIN_S, ASK_AGAIN_S)
-        raise self._raised
+        raise self._raised[-1]
 
     def ask_again(self, signum: int, frame: object) -> None:
         """Unless files are being finished because of it, the stop got lost."""
-        if self._raised is not None and not _is_handled(self._raised):
+        if self._raised and not _is_handled(self._raised):
             self.ask(self._signum, frame)
 
 
-def _is_handled(stop: BaseException) -> bool:
+def _is_handled(stops: Sequence[BaseException]) -> bool:
     """Whether what was interrupted runs in an `except`, `finally` or `with` that a stop leaves."""
     handled = sys.exception()
-    while handled is not None and handled is not stop:
+    while handled is not None and not any(handled is stop for stop in stops):
         handled = handled.__context__
-    return handled is stop
+    return handled is not None

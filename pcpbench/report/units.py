@@ -79,6 +79,8 @@ def reading(found: Ratio | None) -> str:
     """
     if found is None:
         return ""
+    if math.isinf(found.high):
+        return "one sample alone"
     if found.low <= 0.0:
         return "lost in noise"
     if found.low <= 1.0 <= found.high:

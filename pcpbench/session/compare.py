@@ -15,6 +15,7 @@ from pcpbench.checks.poison import POISONS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
+from pcpbench.errors import NoMemory
 from pcpbench.faults.fault import Fault
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.compare_files import CompareFiles
@@ -134,36 +135,41 @@ def _run_scenarios(
     clock, results = make_clock(device), []
     scenarios = choose_scenarios(request.scenario_names)
     with make_progress() as progress:
-        for scenario, plan in zip(scenarios, plans, strict=True):
-            if fault is not None:
-                builder.forget()  # what the last scenario's fault has touched
-            build = partial(builder.stand_for, plan)
-            with planted_stand(fault, build, target.api) as (stand, site):
-                if fault is not None:  # it may be one of the scheduler
-                    plan = plan_for(target, scenario, request.options)
-                progress.start(plan.scenario, _num_units(plan, stand, request))
-                trial = _trial(request, plan, stand, clock, progress)
-                result = trial.run()
-            result = without_bill(result, fault, site.num_hits, request.checks)
-            if fault is not None and not site.num_hits and result.outcome is Outcome.FAIL:
-                never = f"{fault.name} never acted in {plan.scenario}"
-                locator.tell("inject", f"{never}: what failed there is not its doing.")
-            files.add_scenario(
-                result,
-                plan,
-                trial.records,
-                trial.timings,
-                trial.step_drifts,
-                trial.step_audits,
-                samples=trial.samples,
-                place_drifts=trial.place_drifts,
-                phases=trial.phases,
-            )
-            progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
-            results.append(result)
-            if result.outcome is Outcome.FAIL and locator.divergence is None:
-                progress.say(f"{plan.scenario}: looking for the first difference")
-                locator.locate(result, plan, stand.pairs, trial.tokens, trial.drafts)
+        try:
+            for scenario, plan in zip(scenarios, plans, strict=True):
+                if fault is not None:
+                    builder.forget()  # what the last scenario's fault has touched
+                build = partial(builder.stand_for, plan)
+                with planted_stand(fault, build, target.api) as (stand, site):
+                    if fault is not None:  # it may be one of the scheduler
+                        plan = plan_for(target, scenario, request.options)
+                    progress.start(plan.scenario, _num_units(plan, stand, request))
+                    trial = _trial(request, plan, stand, clock, progress)
+                    result = trial.run()
+                result = without_bill(result, fault, site.num_hits, request.checks)
+                if fault is not None and not site.num_hits and result.outcome is Outcome.FAIL:
+                    never = f"{fault.name} never acted in {plan.scenario}"
+                    locator.tell("inject", f"{never}: what failed there is not its doing.")
+                files.add_scenario(
+                    result,
+                    plan,
+                    trial.records,
+                    trial.timings,
+                    trial.step_drifts,
+                    trial.step_audits,
+                    samples=trial.samples,
+                    place_drifts=trial.place_drifts,
+                    phases=trial.phases,
+                )
+                progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
+                results.append(result)
+                if result.outcome is Outcome.FAIL and locator.divergence is None:
+                    progress.say(f"{plan.scenario}: looking for the first difference")
+                    locator.locate(result, plan, stand.pairs, trial.tokens, trial.drafts)
+        except NoMemory as error:  # what was seen before stands
+            if not any(result.outcome is Outcome.FAIL for result in results):
+                raise
+            locator.tell("memory", f"{len(results)} scenarios ended, then {error}")
     return tuple(results)
 
 

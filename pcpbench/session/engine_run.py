@@ -15,6 +15,7 @@ from typing import Any
 from pcpbench import __version__
 from pcpbench.engine_request import EngineArm, EngineRequest
 from pcpbench.engine_results import ArmRun, EngineResult, Event, Generation, Probe, Ready
+from pcpbench.errors import CannotMeasure
 from pcpbench.records import Environment, Notice
 from pcpbench.report.console import make_console
 from pcpbench.report.engine_files import EngineFiles, engine_json
@@ -80,14 +81,14 @@ def _run_arms(
     cores: tuple[int, ...],
     files: EngineFiles,
     progress: Progress,
-) -> tuple[dict[str, ArmRun], EngineBroke | None]:
+) -> tuple[dict[str, ArmRun], CannotMeasure | None]:
     """What each arm told, in order, and what ended the first one that broke off: what was told
     before may be a failure already."""
     runs: dict[str, ArmRun] = {}
     for arm in request.arms:
         try:
             runs[arm.label] = _run_arm(request, arm, load, probe, python, cores, files, progress)
-        except EngineBroke as error:
+        except CannotMeasure as error:
             return runs, error
     return runs, None
 

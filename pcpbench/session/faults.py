@@ -223,8 +223,9 @@ class FaultRunner:
                 verdict = verdict_of(fault, fired, site.num_hits, known)
             except NothingToDamage as error:
                 verdict, detail = Verdict.NOT_RUN, str(error)
-            except NoMemory:  # says nothing of the fault, nor of the judge
-                raise
+            except NoMemory as error:  # says nothing of the fault, nor of the judge
+                self._stand = None
+                verdict, detail = Verdict.NOT_RUN, str(error)
             except Exception as error:  # whatever an injected engine may raise is a result
                 self._stand = None
                 told = str(error) if isinstance(error, PcpbenchError) else ""

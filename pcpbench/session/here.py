@@ -23,6 +23,7 @@ from pcpbench.device.environment import environment_of
 from pcpbench.device.own_time import clock_name
 from pcpbench.gate_jobs import Machine, Measured, SampleJob
 from pcpbench.gate_samples import JudgedScenario
+from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.records import Notice
 from pcpbench.session.settings import settings_of
 
@@ -37,6 +38,8 @@ def measured_here(job: SampleJob, judged: tuple[JudgedScenario, ...] = ()) -> Me
     settings |= {"base": job.base, "candidate": job.candidate, "repetitions": job.repetitions}
     settings["floor_repetitions"] = job.floor_repetitions
     settings["clock"] = clock_name(device)
+    if ARM_MODES.get(job.base, CUDAGraphMode.NONE) is not CUDAGraphMode.NONE:
+        settings["capture_time"] = "of the candidate"  # it was of both arms in older baselines
     with one_thread(device):
         environment = environment_of(device)
     return Measured(

@@ -77,7 +77,7 @@ def run_modes(request: ModesRequest) -> int:
                 reasons=tuple(run.reasons),
                 rows=tuple(run.rows),
                 traces=tuple(run.traces),
-                num_steps=len(plan.steps),
+                num_steps=len(run.plan.steps),
                 settings=settings,
                 environment=environment,
                 notices=(*idle_settings(request.options), *builder.notices, *run.notices),
@@ -104,7 +104,7 @@ class TaskRun:
     def __init__(
         self, request: ModesRequest, plan: ScenarioPlan, builder: StandBuilder, device: torch.device
     ) -> None:
-        self._request, self._plan, self._builder = request, plan, builder
+        self._request, self.plan, self._builder = request, plan, builder
         self._device, self._dtype = device, request.options.dtype
         self._forced = request.feed == FEEDS[0]
         self.outcome = Outcome.NOT_COMPARED
@@ -115,14 +115,14 @@ class TaskRun:
 
     def run(self, fault: Fault | None, progress: Progress) -> None:
         """Judge, time and trace."""
-        progress.say(f"capturing for {len(self._plan.steps)} steps")
-        build = partial(self._builder.stand_for, self._plan)
+        progress.say(f"capturing for {len(self.plan.steps)} steps")
+        build = partial(self._builder.stand_for, self.plan)
         with planted_stand(fault, build) as (stand, site):
             if fault is not None:  # a fault of the scheduler shows in a plan made with it
-                self._plan = plan_task(self._request)
-            progress.start(self._plan.scenario, self._num_units(stand))
+                self.plan = plan_task(self._request)
+            progress.start(self.plan.scenario, self._num_units(stand))
             trial = Trial(
-                self._plan,
+                self.plan,
                 stand,
                 make_clock(self._device),
                 dtype=self._dtype,
@@ -147,17 +147,17 @@ class TaskRun:
         by_arm: dict[str, list[StepRecord]] = {arm: [] for arm in stand.arms}
         for record in trial.records:
             by_arm[record.arm].append(record)
-        tokens = {arm: generations(self._plan, by_arm[arm]) for arm in MODES.values()}
+        tokens = {arm: generations(self.plan, by_arm[arm]) for arm in MODES.values()}
         none = tokens[MODES[NONE]]
         for mode, arm in MODES.items():
             pairs = differences(none, tokens[arm], only_first=not self._forced)
             traces = self._trace(mode, arm, pairs, by_arm, stand)
             self.traces += traces
-            row = mode_row(mode, arm, self._plan, by_arm[arm], none, tokens[arm], traces)
+            row = mode_row(mode, arm, self.plan, by_arm[arm], none, tokens[arm], traces)
             self.rows.append(row)
         self.outcome, self.reasons = self._verdict(judged)
         if self.outcome is Outcome.PASS and trial.timings:
-            speeds = partial(speed_of, self._plan, trial.timings, base=MODES[NONE])
+            speeds = partial(speed_of, self.plan, trial.timings, base=MODES[NONE])
             self.rows = [
                 replace(
                     row,
@@ -230,15 +230,15 @@ class TaskRun:
             return {record.step: record for record in by_arm[twin.label]}
         found: dict[int, StepRecord] = {}
         try:
-            twin.start(self._plan)
-            for step in self._plan.steps:
+            twin.start(self.plan)
+            for step in self.plan.steps:
                 if step.index > max(steps):
                     break
                 fed = none[step.index]
                 drafts = None if fed.draft_tokens is None else fed.draft_tokens.tolist()
                 twin.execute(step, fed.sampled.tolist() if step.scheduled else None, drafts)
                 if step.index in steps:
-                    found[step.index] = twin.record(step, self._plan.scenario)
+                    found[step.index] = twin.record(step, self.plan.scenario)
         except MeasuredFailure as failure:
             message = f"{twin.label} could not be fed NONE's tokens: {failure}"
             self.notices.append(Notice(setting="trace", message=message))
@@ -247,7 +247,7 @@ class TaskRun:
     def _num_units(self, stand: Stand) -> int:
         repetitions = self._request.repetitions
         timed = len(MODES) * (repetitions + NUM_RECORD_PASSES) if repetitions else 0
-        return len(self._plan.steps) * (len(stand.arms) + timed)
+        return len(self.plan.steps) * (len(stand.arms) + timed)
 
 
 def _row(record: StepRecord | None, row: int) -> Logits | None:

@@ -12,8 +12,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack
 from typing import Any
@@ -190,14 +190,14 @@ class _Run:
                 pending.add(pool.submit(_run_part, part))
                 if len(pending) >= jobs + 1:
                     ended, pending = wait(pending, return_when=FIRST_COMPLETED)
-                    yield from (future.result() for future in ended)
+                    yield from _results(ended)
             while pending:
                 ended, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in ended)
+                yield from _results(ended)
         except BrokenProcessPool as error:
             raise CannotMeasure(
-                "a process of --jobs was ended from outside (killed, or out of memory): take fewer "
-                "--jobs, or go on with --resume."
+                "a process of --jobs ended without a result (it was killed, had no memory, or "
+                "could not start): take fewer --jobs, or go on with --resume."
             ) from error
         except BaseException:
             for process in list((pool._processes or {}).values()):
@@ -205,6 +205,12 @@ class _Run:
             raise
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _results(ended: Iterable[Future[PartCount]]) -> Iterator[PartCount]:
+    """Of those that have one first: the others raise."""
+    for future in sorted(ended, key=lambda future: future.exception() is not None):
+        yield future.result()
 
 
 class _Here:

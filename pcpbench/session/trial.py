@@ -21,7 +21,7 @@ from pcpbench.checks.metrics import samples_of
 from pcpbench.checks.poison import POISONS, LiveSlots, Rows, broken_by_poison, compare_poisoned
 from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
-from pcpbench.errors import MeasuredFailure
+from pcpbench.errors import MeasuredFailure, NoMemory
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Notice, StepRecord, Violation
 from pcpbench.results import ArmSummary, PlaceDrift, ScenarioResult, StepAudit, StepDrift
@@ -245,12 +245,10 @@ class Trial:
             forced = _given_at(self._given, step)
             drafts = _given_at(self._given_drafts, step)
             for label, arm in self.stand.arms.items():
-                try:
-                    arm.execute(step, forced, drafts)
-                    records[label] = arm.record(step, self.plan.scenario)
-                except MeasuredFailure as failure:
-                    self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
+                record = self._execute(arm, step, forced, drafts)
+                if record is None:
                     return True
+                records[label] = record
                 self._judged[label, step.index] = arm.sampled()
                 if label == self.teacher and self._given is None:
                     forced, drafts = arm.sampled(), arm.drafts()
@@ -258,7 +256,9 @@ class Trial:
             self._tokens.append(list(forced or []))
             self._drafts.append(list(drafts or []))
             views = self._views()
-            given = Given(np.array(forced or [], np.int64), np.array(drafts or [], np.int64))
+            given = None  # nothing for a step that the first run never finished
+            if forced is not None:
+                given = Given(np.array(forced, np.int64), np.array(drafts or [], np.int64))
             self._judge.observe_step(step, records, views, self._tables(), given)
             self._judge.observe_kv(step, records, views)
             self._watcher.observe(step, self._judge, records, views)
@@ -274,6 +274,29 @@ class Trial:
                     self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
                     return True
         return False
+
+    def _execute(
+        self,
+        arm: Arm,
+        step: StepPlan,
+        forced: Sequence[int] | None,
+        drafts: Sequence[int] | None,
+    ) -> StepRecord | None:
+        """One arm's record of one step; None where it was not finished and the scenario failed.
+
+        Raises NoMemory where nothing has failed yet.
+        """
+        try:
+            arm.execute(step, forced, drafts)
+            return arm.record(step, self.plan.scenario)
+        except MeasuredFailure as failure:
+            self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
+        except NoMemory as error:
+            if not self._judge.has_failed:
+                raise
+            message = f"step {step.index} of {arm.label} was not finished: {error}"
+            self._notices.append(Notice(setting="memory", message=message))
+        return None
 
     def _verify_dense(self) -> None:
         """Contract C18: the arm that all others are held against, computed again without cache.

@@ -21,7 +21,7 @@ def test_one_pair_has_a_ratio_and_no_interval():
     found = ratio_of(np.array([0.93]), np.array([0]))
     assert (found.median, found.low, found.high, found.num_pairs) == (0.93, 0.0, np.inf, 1)
     assert not is_clear(found)
-    assert reading(found) == "lost in noise"
+    assert reading(found) == "one sample alone"
 
 
 def test_a_ratio_brackets_the_truth_and_narrows_with_more_repetitions():

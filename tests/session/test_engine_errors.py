@@ -8,6 +8,7 @@ import torch
 
 from pcpbench import cli
 from pcpbench.device.accelerator import AcceleratorGraphBackend
+from pcpbench.engine.block_table import BlockTables
 from pcpbench.engine.engine import Engine
 from pcpbench.errors import CannotMeasure, EngineError, NoMemory, UsageError
 from pcpbench.pcp_manager import PCPManager
@@ -112,3 +113,36 @@ def test_a_device_that_is_full_has_refused_no_capture():
 def test_the_place_is_not_inside_torch():
     with pytest.raises(EngineError, match=r"session/test_engine_errors.py:\d+"), engine_errors():
         torch.zeros(2).view(3)
+
+
+def test_what_was_seen_before_memory_ran_out_stands(bench, monkeypatch):
+    """A contract broke in an earlier step of the scenario: it has failed, whatever comes."""
+    execute, trial = Engine.execute, bench("s2-capture-edges")
+    monkeypatch.setattr(BlockTables, "gather_block_tables", stale(BlockTables.gather_block_tables))
+
+    def full(self, plan, *arguments, **named):
+        if plan.index == 4:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return execute(self, plan, *arguments, **named)
+
+    monkeypatch.setattr(Engine, "execute", full)
+    result = trial.run()
+    assert result.outcome is Outcome.FAIL
+    assert "not enough memory" in " ".join(notice.message for notice in result.notices)
+
+
+def test_memory_that_runs_out_in_a_sound_scenario_is_no_verdict(bench, monkeypatch):
+    monkeypatch.setattr(Engine, "execute", Mock(side_effect=RuntimeError("std::bad_alloc")))
+    trial = bench("s2-capture-edges")
+    with pytest.raises(NoMemory):
+        trial.run()
+
+
+def stale(gather):
+    def faulty(self, *arguments, **named):
+        tables = gather(self, *arguments, **named)
+        for table in tables:
+            table[:1] += 1
+        return tables
+
+    return faulty
