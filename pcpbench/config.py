@@ -20,6 +20,8 @@ PRESETS = (
 DCP_BACKENDS = ("ag_rs", "a2a")
 ALL2ALL_BACKENDS = ("allgather_reducescatter", "all_to_all")
 MAX_SPECULATIVE_TOKENS = 16
+MAX_DIGITS = 20
+"""Of a whole number that somebody types: Python refuses to read far longer ones."""
 DYNAMIC_SPEC = ("off", "step", "request")
 DRAFT_MODELS = ("planned", "mtp")
 DEFAULT_CAPTURE_SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64)

@@ -14,6 +14,7 @@ from pcpbench.config import (
     DRAFT_MODELS,
     DTYPES,
     DYNAMIC_SPEC,
+    MAX_DIGITS,
     MAX_SPECULATIVE_TOKENS,
     PRESETS,
     CacheConfig,
@@ -38,8 +39,6 @@ PREPARING_TARGETS = ("builtin", "vllm")
 TARGETS = (*PREPARING_TARGETS, "engine")
 MAX_RANKS = 64
 MAX_CAPTURE_SIZE = 2**20
-MAX_DIGITS = 20
-"""Of a size that somebody types: Python refuses to read far longer ones."""
 
 
 class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,7 +17,8 @@ class Verdict(Enum):
     ESCAPED: the run passed. QUIET, ACCUSED: of an entry that must not be reported, and was not, or
     was. CRASHED: the engine raised what is no finding. NOT_TRIGGERED: the injection never acted.
     NOT_RUN: the world or scenario asked for, or the installed code, lacks what the fault needs.
-    UNUSABLE: an installed package brings an entry that cannot be run.
+    UNUSABLE: an installed package brings an entry that cannot be run. NO_MEMORY: the machine had
+    none left, so that nobody knows.
     """
 
     CAUGHT = "caught"
@@ -29,10 +30,13 @@ class Verdict(Enum):
     NOT_TRIGGERED = "not triggered"
     NOT_RUN = "not run"
     UNUSABLE = "unusable"
+    NO_MEMORY = "no memory"
 
 
 GOOD = frozenset({Verdict.CAUGHT, Verdict.QUIET})
-NO_VERDICT = frozenset({Verdict.NOT_TRIGGERED, Verdict.NOT_RUN, Verdict.UNUSABLE})
+NO_VERDICT = frozenset(
+    {Verdict.NOT_TRIGGERED, Verdict.NOT_RUN, Verdict.UNUSABLE, Verdict.NO_MEMORY}
+)
 
 
 class FaultInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +144,10 @@ class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def exit_code(self) -> int:
-        """0 all caught and no clean run accused, 1 otherwise, 3 without any verdict."""
+        """0 all caught and no clean run accused, 1 otherwise, 3 without any verdict or memory."""
         if not self.judged:
             return 3
         bad = any(run.verdict not in GOOD for run in self.judged) or self.num_false_alarms
-        return 1 if bad else 0
+        if bad:
+            return 1
+        return 3 if any(run.verdict is Verdict.NO_MEMORY for run in self.runs) else 0

@@ -13,7 +13,7 @@ import msgspec
 
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
-from pcpbench.gate_samples import JudgedScenario, ProcessFailure, ProcessSample
+from pcpbench.gate_samples import JudgedScenario, ProcessFailure, ProcessSample, wrong_tokens
 from pcpbench.gate_settings import GateOptions, resolve_settings
 from pcpbench.paths import reachable
 from pcpbench.records import Environment
@@ -75,6 +75,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     judged: tuple[JudgedScenario, ...]
     processes: tuple[ProcessSample, ...] = ()
     failures: tuple[ProcessFailure, ...] = ()
+
+    @property
+    def wrong(self) -> str:
+        """What is told of the first timed steps that sampled other tokens, "" for none."""
+        for process in self.processes:
+            for scenario in process.scenarios:
+                if scenario.num_wrong:
+                    return wrong_tokens(scenario.scenario, scenario.num_wrong)
+        return ""
 
     def with_process(self, sample: ProcessSample) -> Measured:
         """The same run with one more process."""

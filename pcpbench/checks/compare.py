@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from pcpbench.checks.budgets import logit_gap_allowed
 from pcpbench.checks.draft_compare import compare_drafts
 from pcpbench.checks.drift import is_ok, measure, next_token_kl, same_bits
+from pcpbench.checks.oracle_tables import drafts_by_request
 from pcpbench.plan import StepPlan
 from pcpbench.records import Difference, Drift, StepRecord, Violation
 
@@ -98,7 +99,11 @@ def common_rows(
 
     Of drafts 5, 6, 7 against 5, 9, 7 these are two: the token before the drafts, and the 5.
     """
-    ours, theirs = (_drafts_of(one, step) for one in (record, twin))
+    none = np.zeros(0, dtype=np.int64)
+    ours, theirs = (
+        drafts_by_request(step, none if one.draft_tokens is None else one.draft_tokens)
+        for one in (record, twin)
+    )
     rows = {}
     for request in step.scheduled:
         name, num_rows = request.req_id, request.num_scheduled_tokens
@@ -106,15 +111,6 @@ def common_rows(
         parted = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
         rows[name] = 0 if name in exclude else num_rows if parted is None else parted + 1
     return rows
-
-
-def _drafts_of(record: StepRecord, step: StepPlan) -> dict[str, list[int]]:
-    left = [] if record.draft_tokens is None else record.draft_tokens.tolist()
-    drafts = {}
-    for request in step.scheduled:
-        count = request.num_draft_tokens
-        drafts[request.req_id], left = left[:count], left[count:]
-    return drafts
 
 
 def _logits_limits(step: StepPlan, rows: Mapping[str, int]) -> dict[str, int]:

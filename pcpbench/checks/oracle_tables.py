@@ -40,10 +40,7 @@ class TokenFeed:
 
     def draft(self, step: StepPlan, tokens: IntArray) -> None:
         """Take in the drafts of the current step, request after request."""
-        left = tokens.tolist()
-        for request in step.scheduled:
-            count = request.num_draft_tokens
-            self.drafts[request.req_id], left = left[:count], left[count:]
+        self.drafts = drafts_by_request(step, tokens)
 
     def take(self, step: StepPlan, req_ids: Sequence[str], tokens: IntArray) -> None:
         """Append what a step sampled, as far as the plan keeps it.
@@ -67,6 +64,15 @@ class TokenFeed:
     def of(self, req_id: str) -> list[int]:
         """Tokens generated so far by one request."""
         return self.generated.get(req_id, [])
+
+
+def drafts_by_request(step: StepPlan, tokens: IntArray) -> dict[str, list[int]]:
+    """A step's draft tokens, which lie request after request, by request."""
+    left, drafts = tokens.tolist(), {}
+    for request in step.scheduled:
+        count = request.num_draft_tokens
+        drafts[request.req_id], left = left[:count], left[count:]
+    return drafts
 
 
 class RequestBook:

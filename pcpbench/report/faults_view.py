@@ -31,6 +31,7 @@ NO_VERDICT_WORDS: Final[dict[Verdict, Callable[[int], str]]] = {
     Verdict.NOT_TRIGGERED: lambda number: f"{number} never acted where it was run",
     Verdict.NOT_RUN: lambda number: f"{number} cannot be where it was to be run",
     Verdict.UNUSABLE: lambda number: f"{number} cannot be used",
+    Verdict.NO_MEMORY: lambda number: f"{number} ran out of memory",
 }
 
 _INTRODUCTION: Final = """\

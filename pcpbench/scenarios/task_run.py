@@ -11,6 +11,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from pcpbench.config import MAX_DIGITS
 from pcpbench.errors import UsageError
 from pcpbench.kv_groups import ONE_GROUP, KVGroup
 from pcpbench.scenarios.limits import blocks_for, limits_problem, request_problem
@@ -18,8 +19,6 @@ from pcpbench.scenarios.schema import MAX_REQUESTS, Limits, RequestEntry, Scenar
 
 NAME: Final = "task-run"
 MAX_LENGTH: Final = 1 << 16
-MAX_DIGITS: Final = 20
-"""Of a number that somebody types: Python refuses to read far longer ones."""
 _FLAGS: Final = {
     "max_model_len": "--prompt-len and --output-len",
     "num_blocks": "--prompt-len and --output-len",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import platform
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,10 @@ def run_engine_compare(request: EngineRequest) -> int:
     with EngineFiles(request.out, settings=settings, environment=environment) as files:
         settings["checkpoint_sha256"] = write_checkpoint(files.checkpoint, request.seed)
         with make_progress() as progress:
-            runs, broke = _run_arms(request, load, probe, python, cores, files, progress)
+            runs, broke = _run_arms(
+                request.arms,
+                lambda arm: _run_arm(request, arm, load, probe, python, cores, files, progress),
+            )
         verdict = Verdict(
             [arm for arm in request.arms if arm.label in runs],
             dict(zip(load.requests, load.output_lens, strict=True)),
@@ -74,20 +78,14 @@ def run_engine_compare(request: EngineRequest) -> int:
 
 
 def _run_arms(
-    request: EngineRequest,
-    load: Load,
-    probe: Probe,
-    python: Path,
-    cores: tuple[int, ...],
-    files: EngineFiles,
-    progress: Progress,
+    arms: Sequence[EngineArm], run_arm: Callable[[EngineArm], ArmRun]
 ) -> tuple[dict[str, ArmRun], CannotMeasure | None]:
     """What each arm told, in order, and what ended the first one that broke off: what was told
     before may be a failure already."""
     runs: dict[str, ArmRun] = {}
-    for arm in request.arms:
+    for arm in arms:
         try:
-            runs[arm.label] = _run_arm(request, arm, load, probe, python, cores, files, progress)
+            runs[arm.label] = run_arm(arm)
         except CannotMeasure as error:
             return runs, error
     return runs, None

@@ -225,7 +225,7 @@ class FaultRunner:
                 verdict, detail = Verdict.NOT_RUN, str(error)
             except NoMemory as error:  # says nothing of the fault, nor of the judge
                 self._stand = None
-                verdict, detail = Verdict.NOT_RUN, str(error)
+                verdict, detail = Verdict.NO_MEMORY, str(error)
             except Exception as error:  # whatever an injected engine may raise is a result
                 self._stand = None
                 told = str(error) if isinstance(error, PcpbenchError) else ""

@@ -207,7 +207,9 @@ def with_faults(record: CellRecord, code: int | None, stem: Path) -> CellRecord:
     if code == 0:
         return record
     if code == 3:
-        return replace(record, faults_reason="no injected fault ended in a verdict")
+        none = not found["num_judged"]
+        told = "no injected fault ended in a verdict" if none else "memory ran out for some faults"
+        return replace(record, faults_reason=told)
     reason = f"faults: {', '.join(count.missed) or 'a sound engine was accused'}"
     return replace(record, outcome=CellOutcome.FAIL, exit_code=code, reason=reason)
 

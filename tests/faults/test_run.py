@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pcpbench import cli
+from pcpbench.engine.engine import Engine
 from pcpbench.errors import NothingToDamage
 from pcpbench.fault_results import CleanRun, FaultRun, FaultsResult, Verdict
 from pcpbench.faults import registry
@@ -101,6 +102,20 @@ def test_an_injection_that_breaks_is_a_crash_and_the_next_one_still_runs(monkeyp
     lines = capsys.readouterr().out.splitlines()
     assert any("`broken`" in line and line.endswith("| crashed |") for line in lines)
     assert any(f"`{SOUND.name}`" in line and line.endswith("| caught |") for line in lines)
+
+
+def test_a_fault_that_no_memory_was_left_for_keeps_the_run_from_a_pass(monkeypatch, capsys):
+    def starve(site):
+        def faulty(execute, *arguments, **named):
+            raise RuntimeError("std::bad_alloc")
+
+        site.wrap(Engine, "execute", faulty)
+
+    no_memory = replace(SOUND, name="full", inject=planted(starve))
+    assert run_with(monkeypatch, no_memory, SOUND) == 3
+    assert "1 without a verdict" in " ".join(capsys.readouterr().out.split())
+    harmless_one = replace(SOUND, name="no-effect", inject=planted(harmless))
+    assert run_with(monkeypatch, no_memory, harmless_one) == 1
 
 
 def test_a_fault_that_the_code_at_hand_cannot_have_is_not_run(monkeypatch, capsys):
