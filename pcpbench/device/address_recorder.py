@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_leaves
 
 from pcpbench.device.graph import ExternalUse
+from pcpbench.device.host_graph.schema import SchemaBook, tensors_in
 from pcpbench.device.host_graph.source import calling_source
 from pcpbench.device.host_graph.torch_private import QuietDispatchMode
 
@@ -28,6 +28,7 @@ class AddressRecorder(QuietDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.num_ops = 0
+        self._schemas = SchemaBook()
         self._made: set[int] = set()
         self._external: dict[int, ExternalUse] = {}
         self._held: list[torch.UntypedStorage] = []
@@ -45,26 +46,25 @@ class AddressRecorder(QuietDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         kwargs = kwargs or {}
+        facts = self._schemas.facts(func)
+        named = facts.bind(args, kwargs)
         seen: set[int] = set()
-        for position, argument in enumerate(func._schema.arguments):
-            value = args[position] if position < len(args) else kwargs.get(argument.name)
-            writes = argument.alias_info is not None and argument.alias_info.is_write
-            for tensor in tree_leaves(value):
-                if isinstance(tensor, Tensor):
-                    seen.add(tensor.untyped_storage().data_ptr())
-                    self._note(tensor, writes, str(func))
+        for name, value in named.items():
+            reads, writes = facts.reads(name, named), name in facts.written
+            for tensor in tensors_in(value):
+                seen.add(tensor.untyped_storage().data_ptr())
+                self._note(tensor, reads, writes, facts.name)
         result = func(*args, **kwargs)
         fresh = False
-        for tensor in tree_leaves(result):
-            if isinstance(tensor, Tensor) and tensor.untyped_storage().data_ptr() not in seen:
-                storage = tensor.untyped_storage()
-                self._made.add(storage.data_ptr())
+        for tensor in tensors_in(result):
+            if tensor.untyped_storage().data_ptr() not in seen:
+                self._made.add(tensor.untyped_storage().data_ptr())
                 fresh = True
-        if fresh or func._schema.is_mutable:
+        if fresh or facts.written:
             self.num_ops += 1
         return result
 
-    def _note(self, tensor: Tensor, writes: bool, op: str) -> None:
+    def _note(self, tensor: Tensor, reads: bool, writes: bool, op: str) -> None:
         storage = tensor.untyped_storage()
         address = storage.data_ptr()
         if address == 0 or address in self._made:
@@ -77,7 +77,7 @@ class AddressRecorder(QuietDispatchMode):
             num_bytes=storage.nbytes(),
             shape=tuple(tensor.shape) if known is None else known.shape,
             dtype=str(tensor.dtype) if known is None else known.dtype,
-            reads=not writes if known is None else known.reads or not writes,
+            reads=reads if known is None else known.reads or reads,
             writes=writes if known is None else known.writes or writes,
             op=op if known is None else known.op,
             source=calling_source().text if known is None else known.source,

@@ -39,12 +39,16 @@ NEXT: Final = "draft next "
 
 @dataclass(frozen=True)
 class RankedPass:
-    """One pass on all ranks: what it ran as, graphs launched, what each rank read and made."""
+    """One pass on all ranks: what it ran as, graphs launched, what each rank read and made.
+
+    moved: buffers of its graph that were not where it was captured, before it or after it.
+    """
 
     descriptor: BatchExecutionDescriptor
     num_replays: int
     ranks: tuple[DraftPass, ...]
     drafted: tuple[Tensor, ...] = ()
+    moved: tuple[AddressChange, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +64,11 @@ class Proposal:
     tokens: tuple[Tensor, ...] = ()
     logits: Tensor | None = None
     rows: tuple[Tensor, ...] = ()
-    address_changes: tuple[AddressChange, ...] = ()
+
+    @property
+    def moved(self) -> tuple[AddressChange, ...]:
+        """Buffers that any of the passes that were kept did not find where it was captured."""
+        return tuple(dict.fromkeys(change for one in self.passes for change in one.moved))
 
 
 @dataclass
@@ -167,7 +175,7 @@ class DraftRunner:
             rank.choose_rows()
             rank.stage_first(own)
         drafted, one = self._run(self.first, descriptor)
-        passes, changes = [one], list(self._moved(self.first, one))
+        passes = [one]
         states = run_lockstep(
             [rank.restore(own) for rank, own in zip(self.ranks, drafted, strict=True)]
         )
@@ -184,7 +192,6 @@ class DraftRunner:
                 rank.stage_next(drafts, state)
             drafted, one = self._run(self.next, chosen)
             passes.append(one)
-            changes += self._moved(self.next, one)
             states = [own[:num_reqs].clone() for own in drafted]
             tokens, logits = self._guess(states)
             proposed.append(tokens)
@@ -194,7 +201,6 @@ class DraftRunner:
             tokens=tuple(torch.stack(own, dim=1) for own in zip(*proposed, strict=True)),
             logits=torch.stack(all_logits),
             rows=tuple(rank.draft_rows for rank in self.ranks),
-            address_changes=tuple(dict.fromkeys(changes)),
         )
 
     def idle(self, descriptor: BatchExecutionDescriptor) -> Proposal:
@@ -205,16 +211,14 @@ class DraftRunner:
         for rank in self.ranks:
             rank.stage_first(rank.hidden_states, is_dummy=True)
         _, one = self._run(self.first, descriptor)
-        passes, changes = [one], list(self._moved(self.first, one))
+        passes = [one]
         if self.num_steps > 1:
             chosen = self.dispatcher.decide(BatchCounts(1, 1, 1, False, 1)).descriptor
             for rank in self.ranks:
                 _stage_next_dummy(rank, chosen)
             _, one = self._run(self.next, chosen)
             passes.append(one)
-            changes += self._moved(self.next, one)
-        kept = tuple(passes) if self.keeps_passes else ()
-        return Proposal(passes=kept, address_changes=tuple(dict.fromkeys(changes)))
+        return Proposal(passes=tuple(passes) if self.keeps_passes else ())
 
     def replay_idle(self, label: str, before: Callable[[], None]) -> bool:
         """Replay one of its graphs as a dummy run; False for a label that is none of its own."""
@@ -233,16 +237,18 @@ class DraftRunner:
     ) -> tuple[list[Tensor], RankedPass]:
         """Run the staged pass on all ranks; each one's result [T, hidden], and what was read."""
         kept = tuple(rank.kept() for rank in self.ranks) if self.keeps_passes else ()
+        moved: tuple[AddressChange, ...] = ()
         if descriptor.cg_mode is not CUDAGraphMode.FULL or kind.manager is None:
             drafted = run_lockstep([rank.forward(into_buffer=False) for rank in self.ranks])
             num_replays = 0
         else:
-            before = kind.manager.num_replays
+            before, moved = kind.manager.num_replays, self._moved(kind.manager, descriptor)
             kind.manager.replay(descriptor)
             drafted = [rank.drafted_states[: descriptor.num_tokens] for rank in self.ranks]
             num_replays = kind.manager.num_replays - before
+            moved += self._moved(kind.manager, descriptor)
         made = tuple(own.clone() for own in drafted) if self.keeps_passes else ()
-        return drafted, RankedPass(descriptor, num_replays, kept, made)
+        return drafted, RankedPass(descriptor, num_replays, kept, made, moved)
 
     def _guess(self, states: Sequence[Tensor]) -> tuple[list[Tensor], Tensor]:
         """Each rank's tokens, int64 [n], and the first rank's logits."""
@@ -251,11 +257,13 @@ class DraftRunner:
         ]
         return [own.argmax(-1) for own in logits], logits[0]
 
-    def _moved(self, kind: _Graphs, one: RankedPass) -> tuple[AddressChange, ...]:
+    def _moved(
+        self, manager: GraphManager, descriptor: BatchExecutionDescriptor
+    ) -> tuple[AddressChange, ...]:
         """Buffers of the graph of this pass that are not where it was captured."""
-        if not one.num_replays or kind.manager is None or not self.keeps_passes:
+        if not self.keeps_passes:
             return ()
-        return kind.manager.address_book.changes(kind.manager.label(one.descriptor))
+        return manager.address_book.changes(manager.label(descriptor))
 
 
 def decode_descriptors(config: EngineConfig) -> tuple[BatchExecutionDescriptor, ...]:

@@ -39,6 +39,7 @@ from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
+from pcpbench.records import AddressChange
 from pcpbench.results import CapturedGraph
 
 
@@ -51,7 +52,8 @@ class StepOutput:
     counts: what each rank handed to dispatch. num_replays: graphs launched.
     drafts: the step's draft tokens, request after request. accepted: one entry a local rank, how
     many of them each request that samples accepted; both empty for a step without drafts.
-    proposal: what the draft model made of the step, None without one.
+    proposal: what the draft model made of the step, None without one. moved: buffers of its graph
+    that were not where it was captured when the forward pass began.
     """
 
     decision: Decision
@@ -63,6 +65,7 @@ class StepOutput:
     drafts: tuple[int, ...] = ()
     accepted: tuple[Tensor, ...] = ()
     proposal: Proposal | None = None
+    moved: tuple[AddressChange, ...] = ()
 
 
 class Engine:
@@ -72,6 +75,7 @@ class Engine:
     every batch exactly to the descriptor that a graph would have been used for (`eager_padded`).
     taps: keep every intermediate result (engine/taps.py), in captured graphs too.
     before_forward: called in every step that computes, between preparation and forward pass.
+    keeps_evidence: whether steps note, at that place, which buffers of their graph have moved.
     """
 
     def __init__(
@@ -124,6 +128,7 @@ class Engine:
         self._local_hidden: list[Tensor] = []
         self._tokens: dict[str, list[int]] = {}
         self.before_forward: Callable[[], None] | None = None
+        self.keeps_evidence = True
 
     def _make_candidates(self) -> Candidates:
         """Descriptors that dispatch may choose from, in the order of capture."""
@@ -214,9 +219,10 @@ class Engine:
                 worker.taps.clear()
         if self.before_forward is not None:
             self.before_forward()
+        moved = self.moved_buffers(decision.descriptor) if self.keeps_evidence else ()
         sampled = tuple(self._compute(decision.descriptor, plan))
         num_replays = self.num_replays - replays_before
-        return StepOutput(decision, counts, sampled, None, num_replays, drafts=drafts)
+        return StepOutput(decision, counts, sampled, None, num_replays, drafts=drafts, moved=moved)
 
     def _advance(
         self, plan: StepPlan, output: StepOutput, forced: Sequence[int] | None
@@ -305,6 +311,12 @@ class Engine:
         """Graphs launched since this engine was built."""
         return 0 if self.graphs is None else self.graphs.num_replays
 
+    def moved_buffers(self, descriptor: BatchExecutionDescriptor) -> tuple[AddressChange, ...]:
+        """Buffers of the graph of this descriptor that are not where it was captured."""
+        if self.graphs is None or descriptor.cg_mode is CUDAGraphMode.NONE:
+            return ()
+        return self.address_book.changes(descriptor.label)
+
     def _decide(self, counts: tuple[BatchCounts, ...]) -> Decision:
         decisions = [self.dispatcher.decide(count) for count in counts]
         if any(decision.descriptor != decisions[0].descriptor for decision in decisions):
@@ -338,9 +350,10 @@ class Engine:
     def _run_idle(self, decision: Decision, counts: tuple[BatchCounts, ...]) -> StepOutput:
         """Run what was staged; nothing is sampled."""
         replays_before = self.num_replays
+        moved = self.moved_buffers(decision.descriptor) if self.keeps_evidence else ()
         self._forward(decision.descriptor)
         num_replays = self.num_replays - replays_before
-        output = StepOutput(decision, counts, (), None, num_replays, idle=True)
+        output = StepOutput(decision, counts, (), None, num_replays, idle=True, moved=moved)
         if self.drafts is None:
             return output
         return replace(output, proposal=self.drafts.idle(decision.descriptor))

@@ -20,9 +20,9 @@ from pcpbench.engine.host_copies import host_copy, wide_copy
 from pcpbench.engine.microbatch_recorder import record_microbatches
 from pcpbench.engine.sampled import Sampled
 from pcpbench.engine.worker import Worker
-from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
+from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.plan import StepPlan
-from pcpbench.records import AddressChange, RankRecord, RoutingRecord, StepRecord
+from pcpbench.records import RankRecord, RoutingRecord, StepRecord
 
 
 def record_step(
@@ -32,11 +32,10 @@ def record_step(
     *,
     arm: str,
     scenario: str,
-    address_changes: tuple[AddressChange, ...] = (),
 ) -> StepRecord:
     """Copy the metadata and results of the step that `engine` has just run.
 
-    address_changes: what `moved_buffers` said before the step.
+    Its address changes are those seen before the forward passes, and those that are there now.
     """
     descriptor = output.decision.descriptor
     outputs = output.sampled or (None,) * len(engine.workers)
@@ -50,7 +49,8 @@ def record_step(
         )
     )
     empty = np.zeros((0, 0), dtype=np.float32)
-    moved_by_drafts = () if output.proposal is None else output.proposal.address_changes
+    by_drafts = () if output.proposal is None else output.proposal.moved
+    moved = (*output.moved, *by_drafts, *engine.moved_buffers(descriptor))
     first = output.sampled[0] if output.sampled else None
     return StepRecord(
         arm=arm,
@@ -63,21 +63,12 @@ def record_step(
         sampled=np.zeros(0, dtype=np.int64) if first is None else host_copy(first.tokens),
         logits=empty if first is None else wide_copy(first.logits),
         hidden=empty if first is None else wide_copy(first.hidden),
-        address_changes=address_changes + moved_by_drafts,
+        address_changes=tuple(dict.fromkeys(moved)),
         idle=output.idle,
         num_replays=output.num_replays,
         draft_tokens=np.array(output.drafts, dtype=np.int64) if output.drafts else None,
         **step_drafts(output.proposal),
     )
-
-
-def moved_buffers(
-    engine: Engine, descriptor: BatchExecutionDescriptor
-) -> tuple[AddressChange, ...]:
-    """Buffers of the graph of this descriptor that are not where it was captured."""
-    if engine.graphs is None or descriptor.cg_mode is CUDAGraphMode.NONE:
-        return ()
-    return engine.address_book.changes(descriptor.label)
 
 
 def kv_arrays(engine: Engine) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ from functools import partial
 
 from pcpbench.device.clock import Clock, Kernels
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.targets.protocol import Arm, DraftingArm
+from pcpbench.targets.protocol import Arm
 from pcpbench.timings import StepTiming
 
 Drafts = Sequence[Sequence[int]] | Mapping[str, Sequence[Sequence[int]]] | None
@@ -45,7 +45,7 @@ def time_arms(
     drafts: see Drafts; no time goes into making them. floor_repetitions: in how many repetitions,
     from the first on, floors are measured, since they take longer than the steps; None for all.
     """
-    with _no_collector(), _passes_forgotten(arms):
+    with _no_collector(), _no_evidence(arms):
         chosen = floor_steps(plan) if floor_repetitions != 0 else frozenset()
         kernels = record_kernels(arms, plan, forced, clock, on_step, drafts, chosen)
         timings = []
@@ -140,16 +140,15 @@ def _in_turn(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
 
 
 @contextmanager
-def _passes_forgotten(arms: Sequence[Arm]) -> Iterator[None]:
-    """Timed steps keep no copies of what draft passes read; nobody looks at them."""
-    drafting = [arm for arm in arms if isinstance(arm, DraftingArm)]
-    for arm in drafting:
-        arm.keep_draft_passes(False)
+def _no_evidence(arms: Sequence[Arm]) -> Iterator[None]:
+    """Timed steps keep nothing for a judge; nobody looks at it."""
+    for arm in arms:
+        arm.keep_evidence(False)
     try:
         yield
     finally:
-        for arm in drafting:
-            arm.keep_draft_passes(True)
+        for arm in arms:
+            arm.keep_evidence(True)
 
 
 @contextmanager

@@ -17,19 +17,13 @@ from pcpbench.engine.dispatcher import FollowingDispatcher
 from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
-from pcpbench.engine.recorder import moved_buffers, record_step
+from pcpbench.engine.recorder import record_step
 from pcpbench.model.dense import dense_draft_logits, dense_logits, index_tables
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import (
-    AddressChange,
-    IndexTables,
-    Notice,
-    StepRecord,
-    TapRecord,
-)
+from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
 from pcpbench.targets.engine_errors import engine_errors
 from pcpbench.traits import NO_TRAITS, Traits
@@ -44,7 +38,6 @@ class BuiltinArm:
         self.traits = traits
         self._output: StepOutput | None = None
         self._previous: StepOutput | None = None
-        self._moved: tuple[AddressChange, ...] = ()
 
     @property
     def candidates(self) -> tuple[BatchExecutionDescriptor, ...]:
@@ -82,8 +75,9 @@ class BuiltinArm:
         """Caches at the end of each rank's that are the draft model's."""
         return 0 if self.engine.drafts is None else len(self.engine.drafts.ranks[0].kv_caches)
 
-    def keep_draft_passes(self, keep: bool) -> None:
-        """Have steps keep what their draft passes read, or not."""
+    def keep_evidence(self, keep: bool) -> None:
+        """Have steps keep what only a judge looks at, or not."""
+        self.engine.keeps_evidence = keep
         if self.engine.drafts is not None:
             self.engine.drafts.keeps_passes = keep
 
@@ -150,17 +144,8 @@ class BuiltinArm:
 
     def record(self, step: StepPlan, scenario: str) -> StepRecord:
         """Host copies of what the last step left behind, with the buffers that have moved."""
-        output = self._last()
         with engine_errors():
-            moved = moved_buffers(self.engine, output.decision.descriptor)
-            return record_step(
-                self.engine,
-                output,
-                step,
-                arm=self.label,
-                scenario=scenario,
-                address_changes=moved,
-            )
+            return record_step(self.engine, self._last(), step, arm=self.label, scenario=scenario)
 
     def taps(self) -> tuple[TapRecord, ...]:
         """Intermediate results of the last step, rank after rank; nothing without taps."""

@@ -173,6 +173,12 @@ class Arm(Protocol):
         kind: `nan` or `large`. Covers the next step only.
         """
 
+    def keep_evidence(self, keep: bool) -> None:
+        """Whether steps keep what only a judge looks at; timed ones need not.
+
+        That is which buffers had moved when a forward pass began, and what draft passes read.
+        """
+
 
 @runtime_checkable
 class DraftingArm(Protocol):
@@ -193,9 +199,6 @@ class DraftingArm(Protocol):
 
         token_ids: sequences that end with the token behind the last position asked for.
         """
-
-    def keep_draft_passes(self, keep: bool) -> None:
-        """Whether steps keep what their draft passes read, for `record`; timed ones need not."""
 
 
 class Target(Protocol):

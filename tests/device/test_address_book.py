@@ -93,3 +93,41 @@ def test_scratch_is_what_was_registered_as_such(owner, book):
     book.register("space", lambda: owner.space, scratch=True)
     owner.space = torch.ones(2)
     assert [tensor.data_ptr() for tensor in book.scratch()] == [owner.space.data_ptr()]
+
+
+WRITES = {
+    "copy_": lambda t, s: t.copy_(s),
+    "add_": lambda t, s: t.add_(s),
+    "out": lambda t, s: torch.add(s, 1, out=t),
+    "index_put_": lambda t, s: t.index_put_((torch.tensor([0, 2]),), s[:2]),
+    "index_put_ that adds": lambda t, s: t.index_put_((torch.tensor([0, 2]),), s[:2], True),
+    "scatter_": lambda t, s: t.scatter_(0, torch.tensor([1, 0]), s[:2]),
+    "scatter_ that adds": lambda t, s: t.scatter_(0, torch.tensor([1, 0]), s[:2], reduce="add"),
+    "swap of two": lambda t, s: s.copy_(t + 1),
+}
+READS_TARGET = {"add_", "index_put_ that adds", "scatter_ that adds", "swap of two"}
+
+
+@pytest.mark.filterwarnings("ignore:The reduce argument of torch.scatter")
+@pytest.mark.parametrize("name", WRITES)
+def test_both_backends_tell_alike_what_is_read(owner, name):
+    """A graph that adds to a buffer depends on what it holds; one that copies over it does not."""
+    backend, recorder = HostGraphBackend(), AddressRecorder()
+    with torch.inference_mode():
+        graph, _ = backend.capture(
+            lambda: WRITES[name](owner.target, owner.source), backend.new_pool()
+        )
+        with recorder:
+            WRITES[name](owner.target, owner.source)
+    addresses = [storage_address(owner.target), storage_address(owner.source)]
+    told = [
+        [
+            (use.reads, use.writes)
+            for address in addresses
+            for use in externals
+            if use.address == address
+        ]
+        for externals in (graph.externals, recorder.externals)
+    ]
+    assert told[0] == told[1]
+    assert told[0][0][0] == (name in READS_TARGET)

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from pcpbench.device.host_graph import HostGraphBackend
+from pcpbench.device.host_graph.schema import tensors_in
 from pcpbench.errors import CaptureError
 
 x = torch.rand(4, 6)
@@ -58,6 +59,42 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "unique rows": (lambda: x.unique(dim=0), "aten.unique_dim.default", DATA_SHAPE),
     "bincount": (lambda: torch.bincount(ids), "aten.bincount.default", DATA_SHAPE),
     "repeat": (lambda: ids.repeat_interleave(ids), "aten.repeat_interleave.Tensor", DATA_SHAPE),
+    "accumulate": (
+        lambda: x.index_put((mask,), torch.tensor(1.0), accumulate=True),
+        "aten.index_put.default",
+        DATA_SHAPE,
+    ),
+    "mask beside an index": (
+        lambda: x.index_put((mask[:, 0], ids[:1]), torch.tensor(0.0)),
+        "aten.index_put.default",
+        DATA_SHAPE,
+    ),
+    "mask and a device value": (
+        lambda: x.index_put((mask,), x[0, 0]),
+        "aten.index_put.default",
+        DATA_SHAPE,
+    ),
+    "mask and a changed number": (
+        lambda: x.index_put((mask,), torch.tensor(0.0).add_(x[0, 0])),
+        "aten.index_put.default",
+        DATA_SHAPE,
+    ),
+    "fill by a device value": (
+        lambda: x.masked_fill(mask, x[0, 0]),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill of rows": (
+        lambda: x.clone().index_fill_(0, ids, x[0, 0]),
+        "aten.index_fill_.int_Tensor",
+        HOST_VALUE,
+    ),
+    "steps between": (
+        lambda: torch.linspace(x[0, 0], 1.0, 4),
+        "aten.linspace.Tensor_Scalar",
+        HOST_VALUE,
+    ),
+    "normal": (lambda: torch.normal(x, x), "aten.normal.Tensor_Tensor", HOST_VALUE),
     "resize_": (lambda: x.resize_(2, 2), "aten.resize_.default", METADATA),
     "set_": (lambda: x.set_(weight), "aten.set_.source_Tensor", METADATA),
     "t_": (lambda: x.t_(), "aten.t_.default", METADATA),
@@ -138,21 +175,82 @@ ALLOWED: dict[str, Callable[[], Any]] = {
     "shape": lambda: x[: x.shape[0] // 2] + len(x),
     "where with three": lambda: torch.where(mask, x, 0.0),
     "mask and one number": lambda: x.index_put((mask,), torch.tensor(0.0)),
+    "set where a mask is": lambda: _set(x.clone(), mask, 0.0),
+    "fill by a number": lambda: x.masked_fill(mask, torch.tensor(0.0)),
+    "repeat to a known size": lambda: x[:3].repeat_interleave(ids, dim=0, output_size=3),
+    "steps between numbers": lambda: torch.linspace(0.0, 1.0, 4) + x[0, :4],
     "long index": lambda: x[ids],
     "nonzero_static": lambda: torch.nonzero_static(x, size=3),
-    "assert_async": lambda: torch._assert_async((x >= 0).all()),
+    "assert_async": lambda: (torch._assert_async((x >= 0).all()), x * 1)[1],
     "iterate rows": lambda: [row * 2 for row in x],
 }
 
 
+def _set(target: torch.Tensor, where: torch.Tensor, value: float) -> torch.Tensor:
+    target[where] = value
+    return target
+
+
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("name", ALLOWED)
-def test_what_only_looks_like_a_host_read_is_allowed(name: str, mode: Any) -> None:
+def test_what_only_looks_like_a_host_read_is_allowed(name: str, mode: Any, plain: bool) -> None:
+    backend = HostGraphBackend(plain=plain)
+    before = [each.clone() for each in (x, ids, mask)]
+    try:
+        with mode():
+            graph, result = backend.capture(ALLOWED[name], backend.new_pool())
+            x.copy_(x.flip(1))
+            ids.copy_(ids.flip(0))
+            mask.logical_not_()
+            graph.replay()
+            expected = ALLOWED[name]()
+        made, wanted = list(tensors_in(result)), list(tensors_in(expected))
+        assert wanted
+        assert all(torch.equal(*pair) for pair in zip(made, wanted, strict=True))
+    finally:
+        for each, old in zip((x, ids, mask), before, strict=True):
+            each.copy_(old)
+
+
+def test_custom_operator_that_returns_a_host_value_is_refused(counting: Any) -> None:
     backend = HostGraphBackend()
-    with mode():
-        graph, _ = backend.capture(ALLOWED[name], backend.new_pool())
-    graph.replay()
-    assert graph.num_ops >= 1
+    with torch.inference_mode(), pytest.raises(CaptureError, match=r"count\..*returns no tensor"):
+        backend.capture(lambda: x * counting.count(ids), backend.new_pool())
+
+
+def test_custom_operator_whose_tags_tell_of_sizes_is_refused(counting: Any) -> None:
+    backend = HostGraphBackend()
+    with torch.inference_mode(), pytest.raises(CaptureError, match=f"tagged.*{DATA_SHAPE}"):
+        backend.capture(lambda: counting.tagged(ids), backend.new_pool())
+
+
+def test_custom_result_of_another_shape_than_at_capture_is_an_error(counting: Any) -> None:
+    backend = HostGraphBackend()
+    source = torch.tensor([1, 2, 3])
+    with torch.inference_mode():
+        graph, result = backend.capture(lambda: counting.positive(source), backend.new_pool())
+        graph.replay()
+        assert result.tolist() == [1, 2, 3]
+        source.copy_(torch.tensor([7, 0, 0]))
+        with pytest.raises(RuntimeError, match=r"shape \[1\], and had \[3\]") as caught:
+            graph.replay()
+    assert result.tolist() == [1, 2, 3], "and nothing was spread over the block"
+    assert "positive" in caught.value.__notes__[0]
+
+
+@pytest.fixture(scope="module")
+def counting() -> Any:
+    """Operators whose results depend on values: a number, and two shapes, one of them declared."""
+    library = torch.library.Library("pcpbench_counting", "FRAGMENT")
+    library.define("count(Tensor x) -> int")
+    library.define("positive(Tensor x) -> Tensor")
+    library.define("tagged(Tensor x) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
+    library.impl("count", lambda values: int(values.sum()), "CPU")
+    library.impl("positive", lambda values: values[values > 0], "CPU")
+    library.impl("tagged", lambda values: values[values > 0], "CPU")
+    yield torch.ops.pcpbench_counting
+    library._destroy()
 
 
 def test_raw_triton_launch_is_refused(tmp_path: Any) -> None:

@@ -247,3 +247,31 @@ def test_clean_runs_draw_it_where_it_can_run():
     for draw in draws:
         draw.options.check()
         assert "--draft-model mtp" in draw.command
+
+
+def test_a_buffer_that_is_another_only_within_a_pass_is_seen(small, monkeypatch):
+    made = small(k=1)
+    drafts, stage, propose = (
+        made.engine("full").drafts, DraftWorker.stage_first, DraftRunner.propose
+    )  # fmt: skip
+    buffers, lending = drafts.ranks[0].input_buffers, []
+    own = buffers.positions
+
+    def lent(self, *arguments):
+        lending.append(self)
+        try:
+            return propose(self, *arguments)
+        finally:
+            lending.clear()
+            buffers.positions = own
+
+    def staged(self, *arguments, **named):
+        stage(self, *arguments, **named)
+        if drafts in lending and self is drafts.ranks[0]:
+            buffers.positions = own.clone()
+
+    monkeypatch.setattr(DraftRunner, "propose", lent)
+    monkeypatch.setattr(DraftWorker, "stage_first", staged)
+    result = made.run()
+    assert {found.contract for found in result.violations} == {"C8"}
+    assert "rank0.draft.positions" in result.violations[0].message

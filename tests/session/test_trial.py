@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from pcpbench.checks import kv
+from pcpbench.engine.engine import Engine
+from pcpbench.engine.worker import Worker
 from pcpbench.results import Outcome
 
 WORLDS = [
@@ -194,3 +196,30 @@ def test_old_positions_are_compared_once_behind_the_last_step_that_computes(benc
     last = [step.index for step in trial.plan.steps if step.scheduled][-1]
     assert trial.plan.steps[-1].idle
     assert looks == [(last, "partition", True), (last, "padding", True)]
+
+
+def test_a_buffer_that_is_another_only_within_a_step_is_seen(bench, monkeypatch):
+    """Its contents are the same, so that numbers do not tell; with other contents they would."""
+    made = bench("s1-grow-shrink")
+    full, run, prepare = made.engine("full"), Engine._run, Worker.prepare_attention
+    buffers = full.workers[1].local_buffers
+    own, lending = buffers.positions, []
+
+    def lent(self, *arguments):
+        lending.append(self)
+        try:
+            return run(self, *arguments)
+        finally:
+            lending.clear()
+            buffers.positions = own
+
+    def prepared(self, *arguments):
+        prepare(self, *arguments)
+        if full in lending and self is full.workers[1]:
+            buffers.positions = own.clone()
+
+    monkeypatch.setattr(Engine, "_run", lent)
+    monkeypatch.setattr(Worker, "prepare_attention", prepared)
+    result = made.run()
+    assert {found.contract for found in result.violations} == {"C8"}
+    assert "rank1.positions" in result.violations[0].message

@@ -81,7 +81,7 @@ class Lowering:
         for keep, value in zip(keeps, values, strict=True):
             keep.record.copy_(value)
         call = Call(facts.func, args, kwargs) if self._plain else fastest_call(facts, args, kwargs)
-        return (Statement(call, keeps),)
+        return (Statement(call, keeps, shapes_may_change=facts.is_custom),)
 
     def _ways(
         self,

@@ -74,7 +74,7 @@ class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call
         facts = self._schemas.facts(func)
         if facts.namespace == "profiler":
             return func(*args, **kwargs)
-        check_operator(facts, args, kwargs, self._guard)
+        check_operator(facts, args, kwargs, self._guard, self._tape.is_on_host)
         if facts.is_composite:
             with self:
                 return torch_private.decompose(func, args, kwargs)
@@ -83,7 +83,7 @@ class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call
 
     def _record(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         if facts.base == "lift_fresh":
-            return self._constant(facts, args[0].clone())
+            return self._from_host(self._constant(facts, args[0].clone()))
         if facts.base == "detach_":
             return args[0]
         if facts.changes_metadata:
@@ -109,10 +109,19 @@ class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call
                 keep.block.memory.fill(0)
             return moved
         takes_tensor = any(True for _ in tensors_in([args, kwargs]))
-        constant = facts.base in _LIKE_CONSTANTS or not (takes_tensor or facts.is_random)
+        from_host = not (takes_tensor or facts.is_random)
+        constant = from_host or facts.base in _LIKE_CONSTANTS
         if self._hoists and constant and isinstance(result, torch.Tensor):
-            return self._constant(facts, result)
-        return self._move_in(facts, args, kwargs, result)
+            moved = self._constant(facts, result)
+        else:
+            moved = self._move_in(facts, args, kwargs, result)
+        return self._from_host(moved) if from_host else moved
+
+    def _from_host(self, moved: Any) -> Any:
+        """`moved`, known from here on to hold nothing but host values."""
+        for tensor in tensors_in(moved):
+            self._tape.made_on_host(tensor)
+        return moved
 
     def _write(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         """An op that writes some of its arguments, and perhaps returns something new as well."""

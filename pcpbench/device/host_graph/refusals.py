@@ -7,6 +7,7 @@ Knows nothing of pools or of how an op is replayed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,10 @@ _SIZE_FROM_VALUE = (
     "the shape of its result depends on a tensor's values, and a graph bakes shapes; use a "
     "fixed-size form (torch.where with three arguments, masked_fill, an integer index)"
 )
+_HOST_RESULT = (
+    "a custom operator that is given tensors and returns no tensor may return a value read from "
+    "them, and a replay does not run the host again; call it outside the captured function"
+)
 _COLLECTIVE = (
     "collectives of torch.distributed are not recorded by the host backend; use the in-process "
     "group, or leave them outside the captured function"
@@ -40,9 +45,19 @@ _LAYOUT = (
 _HIGHER_ORDER = "it is a higher-order operator, whose branches the host backend does not record"
 
 _COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
-_HOST_READS = frozenset(
-    {"aten.tensor_split.tensor_indices_or_sections", "aten._linalg_check_errors.default"}
-)
+
+# Arguments whose value a kernel takes to the host if they are tensors, by operator.
+_HOST_READS: dict[str, tuple[str, ...]] = {
+    "tensor_split": ("tensor_indices_or_sections",),
+    "_linalg_check_errors": ("info",),
+    "masked_fill": ("value",),
+    "masked_fill_": ("value",),
+    "index_fill": ("value",),
+    "index_fill_": ("value",),
+    "linspace": ("start", "end"),
+    "logspace": ("start", "end"),
+    "normal": ("std",),
+}
 _MASK_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
 _MEMORY_CHANGERS = frozenset({"resize_", "resize_as_", "set_", "swap_"})
 
@@ -73,14 +88,19 @@ def refuse(name: str, values: Any, reason: str, through: str) -> CaptureError:
 
 
 def check_operator(
-    facts: Facts, args: tuple[Any, ...], kwargs: dict[str, Any], guard: HostReadGuard
+    facts: Facts,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    guard: HostReadGuard,
+    is_on_host: Callable[[torch.Tensor], bool],
 ) -> None:
     """Raise CaptureError if a graph cannot hold this call.
 
-    Rules: SPEC section 6 (nothing host-side is baked) and the tags that torch itself puts on
-    operators (`data_dependent_output`, `dynamic_output_shape`).
+    is_on_host: whether a tensor would be in host memory on a device too, so that its value is known
+    without asking the device. Rules: SPEC section 6 (nothing host-side is baked) and the tags that
+    torch itself puts on operators (`data_dependent_output`, `dynamic_output_shape`).
     """
-    reason = _reason(facts, facts.bind(args, kwargs))
+    reason = _reason(facts, facts.bind(args, kwargs), is_on_host)
     if reason is None and any(map(is_unplain, tensors_in([args, kwargs]))):
         reason = _LAYOUT
     if reason is not None:
@@ -116,26 +136,41 @@ def refuse_moving(facts: Facts, args: tuple[Any, ...], guard: HostReadGuard) -> 
     return refuse(facts.name, args, _METADATA, guard.active)
 
 
-def _reason(facts: Facts, named: dict[str, Any]) -> str | None:
+def _reason(
+    facts: Facts, named: dict[str, Any], is_on_host: Callable[[torch.Tensor], bool]
+) -> str | None:
     if facts.namespace in _COLLECTIVE_NAMESPACES:
         return _COLLECTIVE
-    if facts.is_custom:
-        return None
-    if facts.base in _MASK_INDEXED:
-        masks = [t for t in tensors_in(named["indices"]) if t.dtype in (torch.bool, torch.uint8)]
-        one_value = "values" in named and named["values"].numel() == 1
-        return _SIZE_FROM_VALUE if masks and not one_value else None
-    if facts.name in _HOST_READS:
+    read = tensors_in([named.get(name) for name in _HOST_READS.get(facts.base, ())])
+    if not facts.is_custom and not all(map(is_on_host, read)):
         return _READS_VALUE
-    if facts.is_composite:
+    if facts.is_composite and not facts.is_custom:
         return None  # its parts are judged one by one
+    if facts.base in _MASK_INDEXED and not facts.is_custom:
+        return None if _has_fixed_size(named, is_on_host) else _SIZE_FROM_VALUE
     if facts.reads_data:
         return _READS_VALUE
-    if facts.sizes_from_data:
+    if facts.sizes_from_data and named.get("output_size") is None:
         return _SIZE_FROM_VALUE
+    if facts.is_custom:
+        takes_tensor = any(True for _ in tensors_in(named))
+        return _HOST_RESULT if takes_tensor and facts.returns_host_values else None
     if facts.base in _MEMORY_CHANGERS:
         return _METADATA
     return None
+
+
+def _has_fixed_size(named: dict[str, Any], is_on_host: Callable[[torch.Tensor], bool]) -> bool:
+    """Whether an indexing is done without counting the places that a mask selects.
+
+    One mask and one number that the host knows are a masked_fill to torch.
+    """
+    indices = list(tensors_in(named["indices"]))
+    if not any(each.dtype in (torch.bool, torch.uint8) for each in indices):
+        return True
+    if len(indices) > 1 or named.get("accumulate") or "values" not in named:
+        return False
+    return named["values"].numel() == 1 and is_on_host(named["values"])
 
 
 class HostReadGuard(TorchFunctionMode):

@@ -16,6 +16,10 @@ from torch._ops import OpOverload
 from pcpbench.device.host_graph import torch_private
 
 _NATIVE = frozenset({"aten", "prims", "prim"})
+_OVERWRITES = frozenset(
+    {"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "masked_fill_", "index_put_"}
+    | {"scatter_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
+)
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,7 @@ class Facts:
         self.written = frozenset(a.name for a in schema.arguments if _is_written(a))
         self.out_names = tuple(a.name for a in schema.arguments if _is_written(a) and a.kwarg_only)
         self.num_returns = len(schema.returns)
+        self.returns_host_values = any("Tensor" not in str(each.type) for each in schema.returns)
         self.aliased_returns = tuple(_aliased_arg(schema, each) for each in schema.returns)
         self.changes_metadata = torch.Tag.inplace_view in func.tags
         self.reads_data = torch.Tag.data_dependent_output in func.tags
@@ -82,6 +87,16 @@ class Facts:
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments by name; those left at their defaults are absent."""
         return dict(zip(self.arg_names, args, strict=False)) | kwargs
+
+    def reads(self, name: str, named: dict[str, Any]) -> bool:
+        """Whether a call reads what the argument called `name` holds.
+
+        One that is written counts as read too unless the operator is known to overwrite it; what
+        it leaves as it was does not count as read.
+        """
+        if name not in self.written or named.get("accumulate") or named.get("reduce"):
+            return True
+        return not (name in self.out_names or self.base in _OVERWRITES)
 
     def aliases(self, named: dict[str, Any]) -> Any:
         """What the operator returns if it only returns written arguments: None, one, or a tuple."""

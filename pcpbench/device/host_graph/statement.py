@@ -42,10 +42,15 @@ class Keep:
 
 @dataclass(frozen=True)
 class Statement:
-    """A call, and the copies of its results (none when the call writes them itself)."""
+    """A call, and the copies of its results (none when the call writes them itself).
+
+    shapes_may_change: its results are looked at before they are copied, since a copy would spread
+    a smaller one over the block.
+    """
 
     call: Call
     keeps: tuple[Keep, ...] = ()
+    shapes_may_change: bool = False
 
 
 @dataclass

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
 from pcpbench.device.host_graph.statement import Call, Node
 
 _LITERALS = (int, bool, type(None))
@@ -30,12 +32,24 @@ def compile_nodes(nodes: Sequence[Node]) -> tuple[Callable[[], None], dict[int, 
             for keep in statement.keeps:
                 copy = _named(keep.record.copy_, names)
                 index = "".join(f"[{at}]" for at in keep.path)
+                if statement.shapes_may_change:
+                    check, record = _named(_same_shape, names), _named(keep.record, names)
+                    lines.append(f"    {check}(result{index}, {record})")
+                    node_at[len(lines)] = node
                 lines.append(f"    {copy}(result{index})")
                 node_at[len(lines)] = node
     lines.append("    return None")
     exec(compile("\n".join(lines), "<host graph>", "exec"), names)
     run: Callable[[], None] = names["run"]
     return run, node_at
+
+
+def _same_shape(result: torch.Tensor, record: torch.Tensor) -> None:
+    """Raise where an operator made another shape than at capture, which a graph has baked."""
+    if result.shape != record.shape:
+        raise RuntimeError(
+            f"the result has shape {list(result.shape)}, and had {list(record.shape)} at capture"
+        )
 
 
 def _call_text(call: Call, names: dict[str, Any]) -> str:

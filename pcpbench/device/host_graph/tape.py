@@ -16,11 +16,6 @@ from pcpbench.device.host_graph.pool import Block, HostPool
 from pcpbench.device.host_graph.schema import Facts, map_tensors, tensors_in
 from pcpbench.device.host_graph.statement import Keep, Node, Statement
 
-_OVERWRITES = frozenset(
-    {"copy_", "fill_", "zero_", "index_copy_", "index_fill_", "masked_fill_", "index_put_"}
-    | {"scatter_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_"}
-)
-
 
 class Tape:
     """Nodes in the order of capture, over one pool."""
@@ -31,6 +26,7 @@ class Tape:
         self._pool = pool
         self._book = AddressBook(pool)
         self._mine: set[Block] = set()
+        self._on_host: set[Block] = set()
 
     @property
     def externals(self) -> tuple[ExternalUse, ...]:
@@ -44,6 +40,16 @@ class Tape:
     def is_mine(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor's block was taken by this very capture."""
         return self._book.block_of(tensor) in self._mine
+
+    def is_on_host(self, tensor: torch.Tensor) -> bool:
+        """Whether the tensor was made from host values alone and nothing has written it since."""
+        return self._book.block_of(tensor) in self._on_host
+
+    def made_on_host(self, tensor: torch.Tensor) -> None:
+        """Note that a tensor that has just moved in was made from host values alone."""
+        block = self._book.block_of(tensor)
+        if block is not None:
+            self._on_host.add(block)
 
     def baked(self, value: Any) -> Any:
         """An argument with its tensors replaced by record tensors."""
@@ -81,7 +87,7 @@ class Tape:
         writes = {keep.block for keep in keeps}
         for name, value in named.items():
             written = name in facts.written
-            read = not written or not (name in facts.out_names or facts.base in _OVERWRITES)
+            read = facts.reads(name, named)
             for tensor in tensors_in(value):
                 self._book.note(tensor, read, written, facts.name, source)
                 block = self._book.block_of(tensor)
@@ -89,6 +95,7 @@ class Tape:
                     reads.add(block)
                     if written:
                         writes.add(block)
+                        self._on_host.discard(block)
         self.nodes.append(
             Node(facts.name, source, statements, frozenset(reads), frozenset(writes), constant)
         )
