@@ -112,27 +112,29 @@ def test_a_device_that_is_full_has_refused_no_capture():
 
 def test_memory_that_ran_out_is_told_where_the_clean_up_failed_as_well():
     """To end a capture that ran out of memory raises again, and that error alone comes out."""
+    after = RuntimeError("capture_end was called before capture_begin")
     with pytest.raises(NoMemory, match="CUDA out of memory"), engine_errors():
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
-        finally:
-            raise RuntimeError("capture_end was called before capture_begin")
+        raise_after_full_device(after)
 
 
 def test_an_error_that_hides_what_it_was_raised_after_is_the_engines():
+    hiding = ValueError("a shape of its own")
     with pytest.raises(EngineError, match="a shape of its own"), engine_errors():
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        except torch.OutOfMemoryError:
-            raise ValueError("a shape of its own") from None
+        raise_after_full_device(hiding, hides=True)
 
 
 def test_what_is_raised_on_purpose_passes_whatever_came_before():
     with pytest.raises(UsageError), engine_errors():
-        try:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        except torch.OutOfMemoryError:
-            raise UsageError("--model is too large.")  # noqa: B904
+        raise_after_full_device(UsageError("--model is too large."))
+
+
+def raise_after_full_device(error, hides=False):
+    try:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
+    except torch.OutOfMemoryError:
+        if hides:
+            raise error from None
+        raise error  # noqa: B904
 
 
 def test_the_place_is_not_inside_torch():
