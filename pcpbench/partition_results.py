@@ -137,6 +137,11 @@ class PartCount(msgspec.Struct, frozen=True, kw_only=True):
     kernels: dict[str, int] = {}
     wall_s: float = 0.0
 
+    @property
+    def num_different(self) -> int:
+        """Fields that differ and nobody can say why."""
+        return sum(count.num_different for count in self.groups)
+
 
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run. parts: what is done. num_parts: of how many.

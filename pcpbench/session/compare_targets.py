@@ -93,7 +93,13 @@ def run_compare_targets(request: TargetsRequest) -> int:
                 for plan in plans:
                     config = _config(request, plan, str(device))
                     pair = _Pair(builtin, vllm, config, plan, request)
-                    done.append(pair.run(progress))
+                    try:
+                        pair.run(progress)
+                    except CannotMeasure:
+                        if pair.found.num_different:
+                            done.append(pair.found)
+                        raise
+                    done.append(pair.found)
                     idle += pair.num_idle
                     files.add_part(done[-1])
                     files.write_tables(result())
@@ -165,17 +171,21 @@ class _Pair:
         )
         self._judge = StepJudge(plan, setup, columns)
         self._tally = Tally(plan.scenario, self._judge.explain, may_lack)
+        self._started_at = time.monotonic()
 
-    def run(self, progress: Progress) -> PartCount:
+    @property
+    def found(self) -> PartCount:
+        """What was compared so far."""
+        return self._tally.result({}, time.monotonic() - self._started_at)
+
+    def run(self, progress: Progress) -> None:
         """Every step of the scenario."""
-        start = time.monotonic()
         progress.start(self.plan.scenario, len(self.plan.steps))
         for arm in (self._teacher, self._ours, self._theirs):
             arm.start(self.plan)
         for step in self.plan.steps:
             self._step(step)
             progress.advance()
-        return self._tally.result({}, time.monotonic() - start)
 
     def _step(self, step: StepPlan) -> None:
         teacher, ours, theirs = self._teacher, self._ours, self._theirs

@@ -51,8 +51,8 @@ def test_both_targets_prepare_the_same_steps_alike(tmp_path, capsys, scenario):
     }
 
 
-@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
-def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, monkeypatch):
+@pytest.fixture
+def wrong_slots(monkeypatch):
     from pcpbench.targets.vllm.api import vllm_api
 
     manager = vllm_api().PCPManager
@@ -64,12 +64,41 @@ def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, monkeypatch):
         return slots
 
     monkeypatch.setattr(manager, "prepare_slot_mappings", off_by_one)
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, wrong_slots):
     out = tmp_path / "run"
     code, text, _ = compare(capsys, scenario, out, "--pcp", "2")
     assert code == 1
     assert "slot_mappings" in text
     fields = {d["field"] for d in json.loads((out / "partition.json").read_text())["differences"]}
     assert fields == {"slot_mappings"}
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+@pytest.mark.parametrize("is_wrong", [True, False])
+def test_what_differed_before_memory_ran_out_stands(
+    tmp_path, capsys, scenario, monkeypatch, request, is_wrong
+):
+    from pcpbench.targets.vllm.engine import VllmEngine
+
+    if is_wrong:
+        request.getfixturevalue("wrong_slots")
+    execute = VllmEngine.execute
+
+    def full(self, plan, *arguments):
+        if plan.index == 3:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return execute(self, plan, *arguments)
+
+    monkeypatch.setattr(VllmEngine, "execute", full)
+    out = tmp_path / "run"
+    code, text, talk = compare(capsys, scenario, out, "--pcp", "2")
+    assert code == (1 if is_wrong else 3)
+    assert "not enough memory" in " ".join((text + talk).split())
+    differences = json.loads((out / "partition.json").read_text())["differences"]
+    assert bool(differences) == is_wrong
 
 
 OF_ROWS = ("num_scheduled_tokens", "num_computed_tokens_np", "prefill_len_np",
