@@ -21,7 +21,7 @@ from pcpbench.device.environment import environment_of
 from pcpbench.errors import CannotMeasure, PcpbenchError
 from pcpbench.faults.registry import catalogue
 from pcpbench.matrix_cells import Cell
-from pcpbench.matrix_request import MatrixRequest
+from pcpbench.matrix_request import MatrixRequest, MatrixSettings
 from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_text
@@ -45,7 +45,7 @@ def run_matrix(request: MatrixRequest) -> int:
     kept: dict[str, CellRecord] = {}
     with ExitStack() as stack:
         if request.resume is None:
-            settings = request.settings()
+            settings = _on_this_device(request.settings())
         else:
             settings = kept_settings(request, code)
             stack.enter_context(locked(request.resume))
@@ -89,6 +89,11 @@ def run_matrix(request: MatrixRequest) -> int:
         files.finish(ended)
     _print(ended, request.json)
     return ended.outcome.exit_code
+
+
+def _on_this_device(settings: MatrixSettings) -> MatrixSettings:
+    """Settings with the device that `auto` is here, so that no other one goes on with the run."""
+    return msgspec.structs.replace(settings, device=str(resolve_device(settings.device)))
 
 
 def _print(result: MatrixResult, as_json: bool) -> None:

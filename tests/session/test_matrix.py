@@ -162,6 +162,20 @@ def edit(path, change):
     Path(path).write_text(json.dumps(found))
 
 
+def test_a_run_stays_on_the_device_that_it_began_on(fake, monkeypatch, capsys):
+    """`auto` is another device on another machine, and half a table of each is neither's."""
+    fake.outcomes = {names()[1]: CellOutcome.CRASHED}
+    run(THREE, 3)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("pcpbench.session.matrix.environment_of", lambda device: Environment())
+    fake.outcomes = {}
+    run("matrix --resume run", 0)
+    assert json.loads(Path("run/manifest.json").read_text())["settings"]["device"] == "cpu"
+    run("matrix --resume run --device cuda", 2)
+    assert "--device is cuda, but the run in 'run' has cpu" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("typed", "words"),
     [
