@@ -29,12 +29,11 @@ import msgspec
 
 from pcpbench.checks.gate import Case, Side, is_settled, judge_gate
 from pcpbench.engine_options import EngineOptions
-from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
+from pcpbench.gate_defaults import BASELINE_PROCESSES, DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_results import GateVerdict, worst
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, effective_rules
 from pcpbench.gate_samples import JudgedScenario, ProcessSample
-from pcpbench.session.baseline_runs import BASELINE_PROCESSES
 from pcpbench.session.processes import sample_once
 
 GATES_OF_A_BASELINE = 20
@@ -163,7 +162,6 @@ def one_gate(
         case = Case(
             baseline=Side(tuple(baseline), judged),
             run=Side(tuple(stream[:num]), judged),
-            same_machine=True,
             today=today,
         )
         findings = judge_gate(case, rules)

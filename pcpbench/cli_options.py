@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from pcpbench.gate_defaults import BASELINE_PROCESSES
 from pcpbench.modes import ARM_MODES
 
 ARMS = ", ".join(ARM_MODES)
@@ -160,6 +161,13 @@ Inject = Annotated[
 SaveBaseline = Annotated[
     Path | None,
     typer.Option("--save-baseline", help="Time fresh processes too, and write a baseline here."),
+]
+BaselineProcesses = Annotated[
+    int | None,
+    typer.Option(
+        "--processes",
+        help=f"Fresh processes of --save-baseline; default {BASELINE_PROCESSES}.",
+    ),
 ]
 Baseline = Annotated[
     Path | None,

@@ -65,6 +65,17 @@ class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     draft_model: str = DRAFT_MODELS[0]
     target: str = "builtin"
 
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command line of those that are not as by default: `--tp`, `2`, `--microbatch`."""
+        told: list[str] = []
+        for name, default in msgspec.structs.asdict(EngineOptions()).items():
+            value = getattr(self, name)
+            if value != default:
+                flag = f"--{name.replace('_', '-')}"
+                told += [flag] if value is True else [flag, str(value)]
+        return tuple(told)
+
     def check(self) -> None:
         """Raise UsageError for options that are wrong whatever the scenario is."""
         world = self.parallel_config.world

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from pcpbench.cli_options import Json, Out
+from pcpbench.errors import PcpbenchError
 from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES, SELF_CHECK_GATES
 
 
@@ -33,7 +34,7 @@ def gate(
         typer.Option(
             "--fail-on",
             help="METRIC[.STAT]:VALUE[%|us|ms], such as tpot:2.5%, launch:40us, drift:0, "
-            "full_share:>=99% or launch:off; repeatable. Default: the rules of docs/gate.md.",
+            "full_share:>=99% or capture_time:off; repeatable. Default: the rules of docs/gate.md.",
         ),
     ] = None,
     accept: Annotated[
@@ -102,7 +103,13 @@ def gate(
         out=out,
         self_check=self_check,
     )
-    request.check()  # before torch is imported: a refusal answers at once
+    try:
+        request.check()  # before torch is imported: a refusal answers at once
+    except PcpbenchError as error:
+        from pcpbench.report.github import tell_github_error
+
+        tell_github_error(error)
+        raise
     if self_check:
         from pcpbench.session.self_check import run_self_check
 

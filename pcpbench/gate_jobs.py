@@ -6,6 +6,8 @@ Knows no rule, no statistics and no torch.
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,8 +32,9 @@ class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     base, candidate: arms. scenarios: shipped names or files; empty to judge the core ones and time
     DEFAULT_TIMED. repetitions: timed runs of each scenario; floor_repetitions: how many of these,
     the first, measure kernel floors, too, without which a step has no launch overhead. judge: run
-    the whole ladder under the judge and time nothing. slowdown: share of its own time that every
-    timed step of the candidate waits on top; planted to see what the gate sees.
+    the whole ladder under the judge and time nothing; checks: how closely it looks. slowdown:
+    share of its own time that every timed step of the candidate waits on top; planted to see what
+    the gate sees.
     """
 
     base: str
@@ -41,12 +44,20 @@ class SampleJob(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     repetitions: int = 10
     floor_repetitions: int = 2
     judge: bool = False
+    checks: str = "quick"
     slowdown: float = 0.0
 
     @property
     def timed_scenarios(self) -> tuple[str, ...]:
         """What a process times."""
         return self.scenarios or DEFAULT_TIMED
+
+    def comparison_of(self, scenarios: Sequence[str]) -> str:
+        """The command line that judges these scenarios alone, and shows where they break."""
+        named = [word for name in scenarios for word in ("--scenario", name)]
+        closely = [] if self.checks == "quick" else ["--check", self.checks]
+        words = [*self.options.words, *named, *closely, "--repetitions", "0"]
+        return shlex.join(["pcpbench", "compare", self.base, self.candidate, *words])
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

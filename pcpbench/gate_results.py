@@ -53,7 +53,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     where there is no such number. limit: what applied, after acceptance. num_baseline, num_run:
     processes behind the two. num_needed: processes of the run that would decide at this spread;
     None where the finding is decided or no number would do. baseline_values, run_values: what each
-    process gave, ratios or seconds. accepted: what excuses an ACCEPTED one.
+    process gave, ratios or seconds. accepted: what excuses an ACCEPTED one. num_baseline_needed:
+    where the baseline has too few processes for any run to be decided, how many each side would
+    take. next_step: the command that shows where numbers went wrong, "" where none would.
     """
 
     rule: Rule
@@ -70,9 +72,11 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     num_baseline: int = 0
     num_run: int = 0
     num_needed: int | None = None
+    num_baseline_needed: int | None = None
     baseline_values: tuple[float, ...] = ()
     run_values: tuple[float, ...] = ()
     accepted: Acceptance | None = None
+    next_step: str = ""
 
 
 class GateResult(msgspec.Struct, frozen=True, kw_only=True):

@@ -104,6 +104,9 @@ def parse_rule(text: str, source: str = "--fail-on") -> Rule | str:
         raise _bad(source, text, "has no colon", f"write METRIC:VALUE, such as {EXAMPLES}")
     metric, stat = _metric(name, text, source)
     if value == "off":
+        if metric in COUNTS:
+            what = "would let wrong numbers through, and what computes something else has no speed"
+            raise _bad(source, text, what, "leave it out")
         return metric if stat == STATS[0] else f"{metric}.{stat}"
     form, limit = _value(metric, value, text, source)
     return Rule(metric=metric, stat=stat, form=form, limit=limit, text=text.strip(), source=source)
@@ -163,8 +166,7 @@ def effective_rules(layers: Sequence[tuple[str, Iterable[str]]]) -> tuple[Rule, 
 
     layers: (source, rules) from the weakest. A rule replaces the one of its metric, statistic and
     form; `METRIC:off` takes all of a metric and statistic away. Raises UsageError for two rules of
-    one source of which the second would replace the first or take it away, or the other way round,
-    and where none is left.
+    one source of which the second would replace the first or take it away, or the other way round.
     """
     found: dict[tuple[str, Form], Rule] = {}
     for source, texts in ((DEFAULT_SOURCE, DEFAULT_RULES), *layers):
@@ -179,8 +181,6 @@ def effective_rules(layers: Sequence[tuple[str, Iterable[str]]]) -> tuple[Rule, 
                 found = {key: other for key, other in found.items() if other.name != rule}
             else:
                 found[rule.key], given[rule.key] = rule, text
-    if not found:
-        raise UsageError("every rule is off: a gate without a rule would pass anything.")
     return tuple(found.values())
 
 

@@ -17,13 +17,17 @@ from typing import Any, Final
 import msgspec
 
 from pcpbench.errors import UsageError
-from pcpbench.gate_defaults import DEFAULT_MAX_TIME_S, DEFAULT_PROCESSES
+from pcpbench.gate_defaults import (
+    DEFAULT_MAX_TIME_S,
+    DEFAULT_PROCESSES,
+    LEAST_PROCESSES,
+    MOST_PROCESSES,
+)
 from pcpbench.gate_results import ON_UNDECIDED
 from pcpbench.gate_rules import Acceptance, Rule, effective_acceptances, effective_rules
 
 KEYS: Final = ("fail-on", "accept", "on-undecided", "max-time", "processes")
 COMMAND_LINE: Final = "command line"
-MAX_PROCESSES: Final = 1000
 MAX_TIME_S: Final = 7 * 86400.0
 PYPROJECT: Final = "pyproject.toml"
 _ACCEPT: Final = re.compile(r"\s*(?P<rule>.+?)\s+until\s+(?P<until>\S+)\s+because\s+(?P<why>.+)")
@@ -191,9 +195,18 @@ def _seconds(value: Any, source: str) -> float:
 
 
 def _count(value: Any, source: str) -> int:
-    if type(value) is not int or not 4 <= value <= MAX_PROCESSES:
-        name = _named("processes", source)
-        raise UsageError(f"{name} is {value!r}: use 4 to {MAX_PROCESSES} fresh processes.")
+    name = _named("processes", source)
+    if type(value) is not int:
+        raise UsageError(f"{name} is {value!r}: use a whole number of fresh processes.")
+    return check_processes(name, value)
+
+
+def check_processes(name: str, value: int) -> int:
+    """A number of fresh processes that can be judged; raises UsageError for any other."""
+    if not LEAST_PROCESSES <= value <= MOST_PROCESSES:
+        raise UsageError(
+            f"{name} is {value}: use {LEAST_PROCESSES} to {MOST_PROCESSES} fresh processes."
+        )
     return value
 
 

@@ -12,6 +12,7 @@ import msgspec
 from pcpbench.engine_options import EngineOptions, one_of
 from pcpbench.engine_request import EngineRequest, engine_request_of
 from pcpbench.errors import UsageError
+from pcpbench.gate_settings import check_processes
 from pcpbench.modes import ARM_MODES, CUDAGraphMode
 from pcpbench.scenarios.loader import choose_scenarios
 
@@ -61,7 +62,8 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     quick: without scenarios of its own, two small ones; judged, not timed.
 
-    save_baseline: file to write a baseline to. baseline: file to hold this comparison against.
+    save_baseline: file to write a baseline to. processes: how many it has, None for as many as by
+    default. baseline: file to hold this comparison against.
     engine_python, engine_timeout: of `--target engine` only.
     """
 
@@ -76,6 +78,7 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
     out: Path | None = None
     inject: str | None = None
     save_baseline: Path | None = None
+    processes: int | None = None
     baseline: Path | None = None
     engine_python: Path | None = None
     engine_timeout: float | None = None
@@ -137,6 +140,13 @@ class CompareRequest(msgspec.Struct, frozen=True, kw_only=True):
                 f"--repetitions is {self.repetitions} with --quick, which times nothing: leave one "
                 "of the two out."
             )
+        if self.processes is not None:
+            if self.save_baseline is None:
+                raise UsageError(
+                    f"--processes is {self.processes} without --save-baseline: nothing else here "
+                    "starts fresh processes, so leave it out."
+                )
+            check_processes("--processes", self.processes)
         self.options.check()
 
     @property

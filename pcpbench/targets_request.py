@@ -29,6 +29,7 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
     checks: str = CHECKS[0]
     inject: str | None = None
     save_baseline: Path | None = None
+    processes: int | None = None
     baseline: Path | None = None
     json: bool = False
     out: Path | None = None
@@ -62,6 +63,7 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
             ("--check", self.checks if self.checks != CHECKS[0] else None),
             ("--inject", self.inject),
             ("--save-baseline", self.save_baseline),
+            ("--processes", self.processes),
             ("--baseline", self.baseline),
         ):
             if value is not None:

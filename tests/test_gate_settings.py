@@ -92,7 +92,7 @@ def test_what_the_command_line_accepts_replaces_what_pyproject_does(project):
         ("[tool.pcpbench]\nmax-time = true\n", "max-time is True"),
         ("[tool.pcpbench]\nmax-time = 0\n", "above 0"),
         ("[tool.pcpbench]\nprocesses = 3\n", "use 4 to"),
-        ("[tool.pcpbench]\nprocesses = 6.5\n", "use 4 to"),
+        ("[tool.pcpbench]\nprocesses = 6.5\n", "use a whole number"),
         ('[tool.pcpbench]\naccept = ["tpot:8%"]\n', "write tables"),
         ("[tool]\npcpbench = 3\n", "no table"),
         ("[tool.pcpbench]\nmax-time = 1\nmax_time = 2\n", "max_time in two spellings"),

@@ -15,7 +15,7 @@ from typing import Final
 import msgspec
 
 from pcpbench.checks.acceptances import acceptance_of
-from pcpbench.checks.shift import MIN_PROCESSES, num_needed, shift_of
+from pcpbench.checks.shift import MIN_PROCESSES, num_needed, num_needed_of_both, shift_of
 from pcpbench.gate_results import Finding, GateVerdict
 from pcpbench.gate_rules import (
     CAPTURE_TIME,
@@ -60,14 +60,15 @@ class Side:
 class Case:
     """Two sides and what must be known to hold one against the other.
 
-    same_machine: whether absolute times of the two may be compared. incomparable: why nothing may
-    be, "" for a sound pair. today: the day on which acceptances are looked at.
+    other_times: why absolute times of the two may not be compared, "" where they may.
+    incomparable: why nothing may be, "" for a sound pair. today: the day on which acceptances are
+    looked at.
     """
 
     baseline: Side
     run: Side
-    same_machine: bool
     today: date
+    other_times: str = ""
     incomparable: str = ""
 
 
@@ -80,10 +81,10 @@ def judge_gate(
     findings = []
     for rule in rules:
         accepted = acceptance_of(rule, acceptances, case.today)
-        if case.incomparable:
-            findings.append(_no_answer(rule, "", case.incomparable))
-        elif rule.metric in COUNTS:
+        if rule.metric in COUNTS:
             findings.append(_judge_count(rule, case))
+        elif case.incomparable:
+            findings.append(_no_answer(rule, "", case.incomparable))
         elif rule.metric == FULL_SHARE:
             findings.append(_judge_share(rule, case, accepted))
         else:
@@ -100,7 +101,7 @@ def applicable(rules: Sequence[Rule], baseline: Side) -> tuple[tuple[Rule, ...],
 
     Arms without graphs have no time to capture. What somebody asked for stays, and has no answer.
     """
-    case = Case(baseline=baseline, run=baseline, same_machine=True, today=date.min)
+    case = Case(baseline=baseline, run=baseline, today=date.min)
     left = tuple(
         rule
         for rule in rules
@@ -220,9 +221,11 @@ class _Decision:
         bound = math.log1p(limit) if self._is_ratio else limit
         side = self.shift.side_of(bound)
         verdict = {1: GateVerdict.REGRESSION, -1: GateVerdict.PASS, 0: GateVerdict.UNDECIDED}[side]
-        needed = None
+        needed = both = None
         if verdict is GateVerdict.UNDECIDED:
-            needed = num_needed(self.baseline, self.run, bound, self.alpha)
+            known = self.baseline, self.run, bound, self.alpha
+            needed = num_needed(*known)
+            both = num_needed_of_both(*known) if needed is None else None
         back: Callable[[float], float] = math.exp if self._is_ratio else float
         more: Callable[[float], float] = math.expm1 if self._is_ratio else float
         low, high = (
@@ -243,6 +246,7 @@ class _Decision:
             num_baseline=len(self.baseline),
             num_run=len(self.run),
             num_needed=needed,
+            num_baseline_needed=both,
             baseline_values=tuple(map(back, self.baseline)),
             run_values=tuple(map(back, self.run)),
         )
@@ -270,19 +274,16 @@ def _problem(rule: Rule, scenario: str, case: Case) -> str:
         return "the run has not timed this scenario: it has no process"
     if not samples:
         return "the run has not timed this scenario"
-    if rule.form is Form.MORE_SECONDS and not case.same_machine:
-        return (
-            "the baseline was made on another machine, whose times are never judged: use a rule "
-            f"in %, such as {rule.metric}:5%"
-        )
+    if rule.form is Form.MORE_SECONDS and case.other_times:
+        return f"{case.other_times}: use a rule in %, such as {rule.metric}:5%"
     return ""
 
 
 def _judge_count(rule: Rule, case: Case) -> Finding:
     judged = case.run.judged
-    unknown = _unknown(case)
+    unknown = case.incomparable or _unknown(case)
     if not judged:
-        return _no_answer(rule, "", "no scenario was judged")
+        return _no_answer(rule, "", case.incomparable or "no scenario was judged")
     skipped = [j for j in judged if j.outcome not in ("pass", "fail")]
     counts = {j.scenario: _count(j, rule.metric, case.run) for j in judged}
     total = sum(counts.values())
@@ -373,12 +374,23 @@ def _judge_share(rule: Rule, case: Case, accepted: Acceptance | None) -> Finding
         rule=rule,
         scenario="" if verdict is GateVerdict.PASS else scenario,
         verdict=verdict,
-        why=f"{100 * share:.1f} % of decode steps were served by FULL in {scenario}",
+        why=_share_words(rule, limit, share, was),
         limit=limit,
         baseline=was,
         run=share,
         accepted=accepted if verdict is GateVerdict.ACCEPTED else None,
     )
+
+
+def _share_words(rule: Rule, limit: float, share: float, was: float | None) -> str:
+    """`FULL served 100 % -> 80 % of decode steps, limit: a fall by 1 point`."""
+    before = "" if was is None else f"{100 * was:.4g} % -> "
+    held = (
+        f"at least {100 * limit:g} %"
+        if rule.form is Form.AT_LEAST
+        else f"a fall by {100 * limit:g} points"
+    )
+    return f"FULL served {before}{100 * share:.4g} % of decode steps, limit: {held}"
 
 
 def _no_answer(rule: Rule, scenario: str, why: str) -> Finding:

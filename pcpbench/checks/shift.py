@@ -92,17 +92,32 @@ def num_needed(
     The interval must become narrower than the way from the estimate to the limit. Its half width
     goes with sqrt(1/m + 1/n), so a baseline of few processes can be what stands in the way.
     """
-    m, n = len(baseline), len(run)
-    shift = shift_of(baseline, run, alpha)
-    distance = abs(shift.estimate - limit)
-    spread = _spread(baseline, run)
-    if distance == 0 or spread == 0:
-        return None
-    room = (distance / (-NormalDist().inv_cdf(alpha) * spread)) ** 2 - 1 / m
+    room = _room(baseline, run, limit, alpha) - 1 / len(baseline)
     if room <= 0:
         return None
-    needed = max(math.ceil(1 / room), n + 1)
+    needed = max(math.ceil(1 / room), len(run) + 1)
     return needed if needed <= MAX_NEEDED else None
+
+
+def num_needed_of_both(
+    baseline: Sequence[float], run: Sequence[float], limit: float, alpha: float
+) -> int | None:
+    """Processes of each side that would decide at the spread seen, None where no number would.
+
+    For a baseline of so few that a run of any size would stay undecided.
+    """
+    room = _room(baseline, run, limit, alpha)
+    needed = math.ceil(2 / room) if room > 0 else MAX_NEEDED + 1
+    return max(needed, len(baseline) + 1) if needed <= MAX_NEEDED else None
+
+
+def _room(baseline: Sequence[float], run: Sequence[float], limit: float, alpha: float) -> float:
+    """What 1/m + 1/n of two sides that are decided is below; 0 for nothing that could be."""
+    distance = abs(shift_of(baseline, run, alpha).estimate - limit)
+    spread = _spread(baseline, run)
+    if distance == 0 or spread == 0:
+        return 0.0
+    return float(distance / (-NormalDist().inv_cdf(alpha) * spread)) ** 2
 
 
 def _spread(baseline: Sequence[float], run: Sequence[float]) -> float:

@@ -34,7 +34,10 @@ GATE: Final = (
     Column("num_baseline_processes", "", "processes behind the baseline's number"),
     Column("num_run_processes", "", "processes behind the run's number"),
     Column("num_needed_processes", "", "of an undecided finding: processes that would decide it"),
+    Column("num_needed_of_both", "", "of one that the baseline is too small for: processes of each "
+           "side"),
     Column("accepted_until", "", "last day of the acceptance that applied"),
     Column("accepted_reason", "", "its reason"),
     Column("why", "", "the facts in one sentence"),
+    Column("next_step", "", "the command that shows where numbers went wrong"),
 )  # fmt: skip

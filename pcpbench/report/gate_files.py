@@ -129,7 +129,9 @@ def gate_row(finding: Finding) -> Row:
         "num_baseline_processes": finding.num_baseline,
         "num_run_processes": finding.num_run,
         "num_needed_processes": finding.num_needed,
+        "num_needed_of_both": finding.num_baseline_needed,
         "accepted_until": str(accepted.until) if accepted else None,
         "accepted_reason": accepted.reason if accepted else None,
         "why": sentence(finding),
+        "next_step": finding.next_step or None,
     }

@@ -73,6 +73,8 @@ def print_gate(result: GateResult, console: Console) -> None:
         if finding.accepted is not None:
             facts.add("Accepted", acceptance(finding))
     add_notices(facts, result.notices)
+    for command in dict.fromkeys(f.next_step for f in result.findings if f.next_step):
+        facts.add("Next", command)
     facts.add_all("Reading", reading(result))
     if result.run_dir:
         facts.add("Files", result.run_dir)
@@ -125,12 +127,24 @@ def sentence(finding: Finding) -> str:
     text = f"{finding.rule.name}{where}: {base} -> {run}, {change}, limit {limit(finding)}"
     if finding.verdict is not GateVerdict.UNDECIDED:
         return text
+    if finding.num_baseline_needed is not None:
+        return (
+            f"{text}; a baseline of {finding.num_baseline} processes is too small to decide it: "
+            f"record one of about {finding.num_baseline_needed} (`compare --save-baseline FILE "
+            f"--processes {finding.num_baseline_needed}`)"
+        )
     if finding.num_needed is None:
         return f"{text}; no sensible number of processes would decide it at this spread"
     return (
         f"{text}; about {finding.num_needed} processes would decide it, {finding.num_run} were "
         "measured: raise --max-time"
     )
+
+
+def told(finding: Finding) -> str:
+    """The facts of one finding, and the command that shows more where there is one."""
+    more = f"; to see where: {finding.next_step}" if finding.next_step else ""
+    return f"{sentence(finding)}{more}"
 
 
 def acceptance(finding: Finding) -> str:
@@ -161,12 +175,13 @@ def cells_of(finding: Finding) -> tuple[str, str, str]:
 
 
 def limit(finding: Finding) -> str:
-    """What applied, with its unit."""
+    """What applied, with its unit, and whether that is more than the rule says."""
+    excused = " (accepted)" if finding.limit != finding.rule.limit else ""
     if finding.rule.form is Form.MORE_SECONDS:
-        return f"+{units.times(finding.limit)[0]}"
+        return f"+{units.times(finding.limit)[0]}{excused}"
     if finding.rule.metric in COUNTS:
         return f"{finding.limit:.0f}"
-    return f"+{100 * finding.limit:g} %"
+    return f"+{100 * finding.limit:g} %{excused}"
 
 
 def compared(result: GateResult) -> str:

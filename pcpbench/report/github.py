@@ -19,8 +19,8 @@ from pcpbench.report.gate_view import (
     confidence,
     processes,
     rules_of,
-    sentence,
     summary,
+    told,
     word,
 )
 from pcpbench.report.printable import printable
@@ -59,20 +59,22 @@ def tell_github_error(
 
 def annotation_lines(result: GateResult) -> list[str]:
     """Workflow commands, worst first; the last one says how many there was no room for."""
-    told = [
+    all_told = [
         (level, finding)
         for level in ("error", "warning", "notice")
         for finding in result.findings
         if _level(finding, result.on_undecided) == level
     ]
-    shown = told if len(told) <= MAX_ANNOTATIONS else told[: MAX_ANNOTATIONS - 1]
+    room = MAX_ANNOTATIONS if len(all_told) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
+    shown = all_told[:room]
     lines = [
         f"::{level} title={_property('pcpbench gate: ' + finding.verdict.value)}"
         f"::{_data(_told(finding))}"
         for level, finding in shown
     ]
-    if len(shown) < len(told):
-        lines.append(f"::warning title=pcpbench gate::and {len(told) - len(shown)} more findings")
+    if len(shown) < len(all_told):
+        more = len(all_told) - len(shown)
+        lines.append(f"::warning title=pcpbench gate::and {more} more findings")
     return lines
 
 
@@ -103,6 +105,8 @@ def markdown(result: GateResult) -> str:
         lines.append(f"| {' | '.join(_cell(cell) for cell in cells)} |")
     accepted = dict.fromkeys(acceptance(f) for f in result.findings if f.accepted is not None)
     lines += ["", *(f"- accepted: {_cell(text)}" for text in accepted)]
+    steps = dict.fromkeys(f.next_step for f in result.findings if f.next_step)
+    lines += [f"- to see where: `{_cell(step)}`" for step in steps]
     lines += [*(f"- {_cell(n.setting)}: {_cell(n.message)}" for n in result.notices), ""]
     return "\n".join(lines)
 
@@ -113,7 +117,7 @@ def _is_here(environ: Mapping[str, str]) -> bool:
 
 def _told(finding: Finding) -> str:
     excused = acceptance(finding)
-    return f"{sentence(finding)}; accepted, {excused}" if excused else sentence(finding)
+    return f"{told(finding)}; accepted, {excused}" if excused else told(finding)
 
 
 def _level(finding: Finding, on_undecided: str) -> str:

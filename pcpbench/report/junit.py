@@ -13,7 +13,7 @@ from typing import Final
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from pcpbench.gate_results import Finding, GateResult, GateVerdict
-from pcpbench.report.gate_view import acceptance, sentence
+from pcpbench.report.gate_view import acceptance, told
 from pcpbench.report.printable import printable
 
 SUITE: Final = "pcpbench gate"
@@ -25,8 +25,11 @@ def junit_xml(result: GateResult) -> str:
     suite = TestSuite(SUITE)
     for name in ("baseline", "run", "num_baseline", "num_run", "same_machine"):
         suite.add_property(name, _clean(str(getattr(result, name))))
+    seen: dict[tuple[str, str], int] = {}
     for finding in result.findings:
-        suite.add_testcase(_case(finding, result.on_undecided))
+        key = finding.scenario, finding.rule.text
+        seen[key] = seen.get(key, 0) + 1
+        suite.add_testcase(_case(finding, result.on_undecided, seen[key]))
     return _text_of(suite, result.wall_s)
 
 
@@ -49,10 +52,12 @@ def _text_of(suite: TestSuite, wall_s: float) -> str:
     return text.decode() + "\n"
 
 
-def _case(finding: Finding, on_undecided: str) -> TestCase:
+def _case(finding: Finding, on_undecided: str, number: int) -> TestCase:
+    """number: which of the findings with one name, since CI systems keep one test of a name."""
     place = _clean(f"gate.{finding.scenario or 'all'}")
-    case = TestCase(name=_clean(finding.rule.text), classname=place)
-    facts = _clean(sentence(finding))
+    name = finding.rule.text if number == 1 else f"{finding.rule.text} ({number})"
+    case = TestCase(name=_clean(name), classname=place)
+    facts = _clean(told(finding))
     if finding.verdict is GateVerdict.REGRESSION:
         case.result = [_of(Failure, facts, finding.verdict.value)]
     elif finding.verdict is GateVerdict.UNDECIDED:

@@ -106,13 +106,28 @@ def check_writable(path: Path) -> None:
             f"--save-baseline is {str(path)!r}, which cannot be written: name a file in a "
             "directory that is there and can be written to."
         )
-    if path.exists():
-        head = _decode(path, _read(path, "--save-baseline"), "--save-baseline")
-        if not isinstance(head, dict) or head.get("format") != FORMAT:
-            raise UsageError(
-                f"--save-baseline is {str(path)!r}, which is a file of something else: name a new "
-                "file, or a baseline to replace."
-            )
+    data = _read(path, "--save-baseline") if path.exists() else b""
+    if data.strip():  # an empty file is nobody's: `mktemp` makes one
+        _check_replaceable(path, data)
+
+
+def _check_replaceable(path: Path, data: bytes) -> None:
+    """Raise UsageError for a file that no baseline may be written over."""
+    try:
+        head = msgspec.json.decode(data)
+    except (ValueError, RecursionError):
+        is_cut = FORMAT.encode() in data[:200]
+        what = "a baseline that is damaged or cut short" if is_cut else "a file of something else"
+    else:
+        what = "a file of something else"
+        if isinstance(head, dict) and head.get("format") == FORMAT:
+            version = head.get("schema_version")
+            if not isinstance(version, int) or version <= SCHEMA_VERSION:
+                return
+            what = f"a baseline of a newer pcpbench ({head.get('pcpbench_version', 'unknown')})"
+    raise UsageError(
+        f"--save-baseline is {str(path)!r}, which is {what}: delete it, or name a new file."
+    )
 
 
 def read_measured(path: Path, what: str = "baseline") -> Measured:

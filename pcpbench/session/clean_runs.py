@@ -6,6 +6,7 @@ nothing.
 
 from __future__ import annotations
 
+import shlex
 import time
 from typing import Any, Final
 
@@ -96,27 +97,9 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def command(self) -> str:
         """The command line of the same comparison."""
-        options = self.options
-        parts = [f"pcpbench compare {self.base} {self.candidate} --scenario {self.scenario}"]
-        for name in ("pcp", "tp", "dcp", "interleave", "dcp_backend", "model", "dtype"):
-            value = getattr(options, name)
-            if name == "pcp" or value != getattr(EngineOptions(), name):
-                parts.append(f"--{name.replace('_', '-')} {value}")
-        if options.spec_tokens:
-            parts.append(f"--spec-tokens {options.spec_tokens}")
-        if options.dynamic_spec != "off":
-            parts.append(f"--dynamic-spec {options.dynamic_spec}")
-        if options.draft_model != DRAFT_MODELS[0]:
-            parts.append(f"--draft-model {options.draft_model}")
-        if options.microbatch:
-            parts.append("--microbatch")
-        if options.expert_parallel:
-            parts.append("--expert-parallel")
-        if options.all2all_backend:
-            parts.append(f"--all2all-backend {options.all2all_backend}")
-        if self.feed != FEEDS[0]:
-            parts.append(f"--feed {self.feed}")
-        return " ".join([*parts, f"--seed {options.seed}", "--repetitions 0"])
+        feed = [] if self.feed == FEEDS[0] else ["--feed", self.feed]
+        words = ["--scenario", self.scenario, *self.options.words, *feed, "--repetitions", "0"]
+        return shlex.join(["pcpbench", "compare", self.base, self.candidate, *words])
 
 
 def run_clean(request: CleanRequest) -> int:

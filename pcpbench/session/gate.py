@@ -38,8 +38,8 @@ from pcpbench.session.here import (
     can_extend,
     differences,
     incomparable,
-    is_same_machine,
     measured_here,
+    other_times,
 )
 from pcpbench.session.processes import judge_once
 
@@ -50,7 +50,8 @@ def run_gate(request: GateRequest, compared: Measured | None = None) -> GateResu
     """Gate a run and print the report.
 
     compared: the `compare` that this gate belongs to, with its job and what the judge said of each
-    scenario, and no process timed yet. None does the baseline's job and has it judged.
+    scenario, and no process timed yet: none is where one of them is no pass. None does the
+    baseline's job and has it judged.
     """
     try:
         result = _gated(request, compared)
@@ -103,7 +104,8 @@ class Gate:
                 except (MeasuredFailure, CannotMeasure) as error:
                     run = run.with_failure(failure_of(error))
             gathering = self._gathering(run, files, progress)
-            if not run.failures and not self._is_hopeless(run):
+            has_passed = compared is None or all(j.outcome == "pass" for j in run.judged)
+            if not run.failures and has_passed and not self._is_hopeless(run):
                 progress.start("fresh processes", self.settings.processes, "processes")
                 expected_s = expected_of(self.baseline.processes)
                 gathering.take_until(
@@ -141,8 +143,8 @@ class Gate:
         case = Case(
             baseline=side_of(self.baseline),
             run=side_of(run),
-            same_machine=is_same_machine(self.baseline, run),
             today=datetime.now(UTC).date(),
+            other_times=other_times(self.baseline, run),
             incomparable=incomparable(self.baseline, run),
         )
         failures = tuple(map(finding_of, run.failures))
@@ -193,7 +195,7 @@ class Gate:
         )
 
     def _finish(self, files: GateFiles, run: Measured) -> GateResult:
-        today, findings = datetime.now(UTC).date(), self.judge(run)
+        today, findings = datetime.now(UTC).date(), _with_next_steps(self.judge(run), run)
         result = GateResult(
             baseline=str(self.request.baseline),
             run=str(self.request.run or "measured now"),
@@ -206,7 +208,7 @@ class Gate:
             environment=run.environment,
             num_baseline=len(self.baseline.processes),
             num_run=len(run.processes),
-            same_machine=is_same_machine(self.baseline, run),
+            same_machine=self.baseline.machine.id == run.machine.id,
             notices=(
                 *self._notices,
                 *_each_arm(self.baseline, run, findings),
@@ -223,9 +225,27 @@ class Gate:
         return result
 
 
+def _with_next_steps(findings: Sequence[Finding], run: Measured) -> tuple[Finding, ...]:
+    """Findings of wrong numbers with the comparison that shows the step, rank and tensor."""
+    timed = {s.scenario for p in run.processes for s in p.scenarios if s.num_wrong}
+    names = [j.scenario for j in run.judged if j.outcome == "fail" or j.scenario in timed]
+    if not names:
+        return tuple(findings)
+    command = run.job.comparison_of([_typed(name, run.job) for name in names])
+    return tuple(
+        msgspec.structs.replace(finding, next_step=command) if is_broken([finding]) else finding
+        for finding in findings
+    )
+
+
+def _typed(name: str, job: SampleJob) -> str:
+    """A scenario as the command line has it: the file that it is in, where it is not shipped."""
+    return next((each for each in job.scenarios if name in (each, Path(each).stem)), name)
+
+
 def _each_arm(baseline: Measured, run: Measured, findings: Sequence[Finding]) -> tuple[Notice, ...]:
     """What each arm took itself, where a ratio is broken or open: which of the two has moved?"""
-    if not is_same_machine(baseline, run):
+    if other_times(baseline, run):
         return ()
     told = []
     for finding in findings:

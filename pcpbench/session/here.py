@@ -86,9 +86,15 @@ def incomparable(baseline: Measured, run: Measured) -> str:
     return f"the settings are not those of the baseline: {'; '.join(differing[:3]) or 'unknown'}"
 
 
-def is_same_machine(baseline: Measured, run: Measured) -> bool:
-    """Whether absolute times may be compared: one machine, and the same libraries on it."""
-    return baseline.machine.id == run.machine.id and _libraries(baseline) == _libraries(run)
+def other_times(baseline: Measured, run: Measured) -> str:
+    """Why absolute times may not be compared, "" where they may.
+
+    They are of one machine, and of the same libraries on it.
+    """
+    if baseline.machine.id != run.machine.id:
+        return "the baseline was made on another machine, whose times are never judged"
+    changed = ", ".join(_changed_libraries(baseline, run))
+    return f"the baseline's times are of other libraries ({changed})" if changed else ""
 
 
 def can_extend(run: Measured, here: Measured) -> str:
@@ -97,9 +103,10 @@ def can_extend(run: Measured, here: Measured) -> str:
         return "it was measured with other code than is installed here"
     if run.settings_hash != here.settings_hash:
         return "its settings come to something else here"
-    if not is_same_machine(run, here):
-        return "it was measured on another machine, or with other libraries"
-    return ""
+    if run.machine.id != here.machine.id:
+        return "it was measured on another machine"
+    changed = ", ".join(_changed_libraries(run, here))
+    return f"it was measured with other libraries ({changed})" if changed else ""
 
 
 def differences(baseline: Measured, run: Measured) -> tuple[Notice, ...]:
@@ -112,15 +119,23 @@ def differences(baseline: Measured, run: Measured) -> tuple[Notice, ...]:
             "Where a ratio depends on the CPU, record the baseline on this kind of machine."
         )
         notices.append(Notice(setting="machine", message=message))
-    was, now = _libraries(baseline), _libraries(run)
-    for name in sorted(was.keys() | now.keys()):
-        if was.get(name) != now.get(name):
-            message = f"was {was.get(name, 'not there')}, is {now.get(name, 'not there')}."
-            notices.append(Notice(setting=name, message=message))
+    for changed in _changed_libraries(baseline, run):
+        name, _, versions = changed.partition(" ")
+        notices.append(Notice(setting=name, message=f"{versions}."))
     if baseline.code_hash == run.code_hash:
         message = "baseline and run are of the same pcpbench sources."
         notices.append(Notice(setting="code", message=message))
     return tuple(notices)
+
+
+def _changed_libraries(baseline: Measured, run: Measured) -> list[str]:
+    """`torch was 2.12.0, is 2.13.0` for each that is another one now."""
+    was, now = _libraries(baseline), _libraries(run)
+    return [
+        f"{name} was {was.get(name, 'not there')}, is {now.get(name, 'not there')}"
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
+    ]
 
 
 def _libraries(measured: Measured) -> dict[str, str]:

@@ -45,6 +45,7 @@ def _judge(job: SampleJob, device: torch.device) -> Iterable[JudgedScenario]:
             dtype=job.options.dtype,
             teacher_forced=True,
             repetitions=0,
+            checks=job.checks,
             async_device=stand.is_async,
         ).run()
         yield judged(result, plan, ladder.candidate)

@@ -22,7 +22,7 @@ from pcpbench.checks.power import SLOWDOWNS, GateSize, Table, simulate, smallest
 from pcpbench.checks.shift import MIN_PROCESSES
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure, UsageError
-from pcpbench.gate_defaults import SELF_CHECK_GATES
+from pcpbench.gate_defaults import BASELINE_PROCESSES, SELF_CHECK_GATES
 from pcpbench.gate_jobs import GateRequest, Measured, SampleJob
 from pcpbench.gate_results import SelfCheckResult
 from pcpbench.gate_rules import CAPTURE_TIME, Form, Rule
@@ -33,7 +33,6 @@ from pcpbench.report.gate_files import SelfCheckFiles
 from pcpbench.report.progress import make_progress
 from pcpbench.report.self_check_view import print_self_check, print_self_check_json
 from pcpbench.session.baseline import SAMPLES_NAME, read_measured, samples_bytes
-from pcpbench.session.baseline_runs import BASELINE_PROCESSES
 from pcpbench.session.gate import job_of
 from pcpbench.session.gathering import Gathering, check_sound, expected_of
 from pcpbench.session.here import measured_here

@@ -26,7 +26,7 @@ def case(fake):
             "baseline": Side(fake.processes(spread(baseline, n[0], sd, 1)), (fake.judged(),)),
             "run": Side(fake.processes(spread(run, n[1], sd, 2)), (fake.judged(),)),
         }
-        known = {"same_machine": True, "today": TODAY, **sides, **changes}
+        known = {"today": TODAY, **sides, **changes}
         return Case(**known)
 
     return make
@@ -75,17 +75,18 @@ def test_an_absolute_rule_judges_seconds_on_the_same_machine_only(case):
     # candidate = 3 ms x ratio: 0.84 is 120 us more than 0.8
     assert verdicts(case(run=0.84), "tpot:50us") == [GateVerdict.REGRESSION]
     assert verdicts(case(run=0.84), "tpot:1ms") == [GateVerdict.PASS]
-    (found,) = judge_gate(case(run=0.84, same_machine=False), [parse_rule("tpot:50us")])
+    elsewhere = case(run=0.84, other_times="torch was 2.12")
+    (found,) = judge_gate(elsewhere, [parse_rule("tpot:50us")])
     assert found.verdict is GateVerdict.NOT_COMPARABLE
-    assert "another machine" in found.why
-    assert verdicts(case(run=0.84, same_machine=False), "tpot:2.5%") == [GateVerdict.REGRESSION]
+    assert found.why == "torch was 2.12: use a rule in %, such as tpot:5%"
+    assert verdicts(elsewhere, "tpot:2.5%") == [GateVerdict.REGRESSION]
 
 
 def test_a_machine_that_is_twice_as_slow_changes_no_ratio(fake, case):
     slow = tuple(fake.processes(spread(0.8, 8, seed=2), base_s=6e-3, capture_s=0.5))
     run = Side(slow, (fake.judged(),))
     found = case(run=0.8)
-    moved = Case(baseline=found.baseline, run=run, same_machine=False, today=TODAY)
+    moved = Case(baseline=found.baseline, run=run, other_times="another machine", today=TODAY)
     assert verdicts(moved, "tpot:2.5%", "capture_time:20%") == [GateVerdict.PASS] * 2
 
 
@@ -101,7 +102,6 @@ def test_a_rule_sees_its_own_metric_and_statistic_and_no_other(fake, case, name)
     found = Case(
         baseline=known.baseline,
         run=Side(slow, (fake.judged(),)),
-        same_machine=True,
         today=TODAY,
     )
     for other, rule in RULES.items():
@@ -112,7 +112,7 @@ def test_a_rule_sees_its_own_metric_and_statistic_and_no_other(fake, case, name)
 def test_capture_time_counts_in_steps_of_the_base_arm(fake, case):
     slow = Side(fake.processes(spread(0.8, 8), capture_s=0.4), (fake.judged(),))
     known = case()
-    changed = Case(baseline=known.baseline, run=slow, same_machine=True, today=TODAY)
+    changed = Case(baseline=known.baseline, run=slow, today=TODAY)
     assert verdicts(changed, "capture_time:20%") == [GateVerdict.REGRESSION]
     assert verdicts(changed, "capture_time:100%") == [GateVerdict.PASS]
 
@@ -120,13 +120,13 @@ def test_capture_time_counts_in_steps_of_the_base_arm(fake, case):
 def test_a_scenario_of_the_baseline_that_the_run_lacks_is_no_pass(fake, case):
     known = case()
     baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("s14-uneven-ranks")))
-    less = Case(baseline=baseline, run=known.run, same_machine=True, today=TODAY)
+    less = Case(baseline=baseline, run=known.run, today=TODAY)
     for rule in ("drift:0", "contracts:0", "full_share:0%"):
         (found,) = judge_gate(less, [parse_rule(rule)])
         assert found.verdict is GateVerdict.NOT_COMPARABLE
         assert "did not judge s14-uneven-ranks of the baseline" in found.why
     bad = Side(known.run.processes, (fake.judged(drifts=1, outcome="fail"),))
-    worse = Case(baseline=baseline, run=bad, same_machine=True, today=TODAY)
+    worse = Case(baseline=baseline, run=bad, today=TODAY)
     assert verdicts(worse, "drift:0") == [GateVerdict.REGRESSION]
 
 
@@ -136,7 +136,7 @@ def test_a_fall_of_the_share_is_seen_next_to_a_scenario_that_changed(fake, case)
     changed = fake.judged(plan_hash="another")
     for steps_full, wanted in ((10, GateVerdict.NOT_COMPARABLE), (0, GateVerdict.REGRESSION)):
         run = Side(known.run.processes, (changed, fake.judged("b", steps=(steps_full, 10))))
-        found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+        found = Case(baseline=baseline, run=run, today=TODAY)
         assert verdicts(found, "full_share:0%") == [wanted]
 
 
@@ -148,7 +148,7 @@ def test_an_accepted_fall_of_the_share_hides_nothing_else(fake, case, how):
     if how == "changed":
         judged.append(fake.judged("b", plan_hash="another"))
     run = Side(known.run.processes, tuple(judged))
-    found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+    found = Case(baseline=baseline, run=run, today=TODAY)
     accept = [parse_acceptance({"rule": "full_share:15%", "until": TODAY, "reason": "r"}, "x")]
     (one,) = judge_gate(found, [parse_rule("full_share:0%")], accept)
     assert one.verdict is GateVerdict.NOT_COMPARABLE
@@ -163,7 +163,7 @@ def test_a_judged_scenario_that_is_another_one_now_is_no_pass(fake, case, rule):
     baseline = Side(known.baseline.processes, (fake.judged(), fake.judged("b", steps=(0, 0))))
     changed = fake.judged("b", steps=(0, 0), plan_hash="another")
     run = Side(known.run.processes, (fake.judged(), changed))
-    found = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+    found = Case(baseline=baseline, run=run, today=TODAY)
     (one,) = judge_gate(found, [parse_rule(rule)])
     assert one.verdict is GateVerdict.NOT_COMPARABLE
     assert "b is another one now" in one.why
@@ -184,7 +184,6 @@ def test_processes_without_a_value_are_not_left_out_of_a_sample(fake, case, side
     found = Case(
         baseline=lost if side == "baseline" else known.baseline,
         run=lost if side == "run" else known.run,
-        same_machine=True,
         today=TODAY,
     )
     (one,) = judge_gate(found, [parse_rule("launch:20%")])
@@ -203,7 +202,7 @@ def without_launch(case, num):
         for index, p in enumerate(case.run.processes)
     ]  # fmt: skip
     run = Side(tuple(processes), case.run.judged)
-    return Case(baseline=case.baseline, run=run, same_machine=True, today=TODAY)
+    return Case(baseline=case.baseline, run=run, today=TODAY)
 
 
 def test_a_default_rule_that_the_baseline_cannot_have_is_left_out(fake):
@@ -233,16 +232,16 @@ def test_nothing_to_compare_is_never_a_pass(fake, case):
     other = Side(known.run.processes, (fake.judged("another"),))
     empty = Side((), ())
     for run in (empty, other):
-        changed = Case(baseline=known.baseline, run=run, same_machine=True, today=TODAY)
+        changed = Case(baseline=known.baseline, run=run, today=TODAY)
         found = judge_gate(changed, [parse_rule("tpot:2.5%")])
         assert worst(found) is GateVerdict.NOT_COMPARABLE
         assert exit_code_of(worst(found), "pass") == 3
-    no_judge = Case(baseline=known.baseline, run=empty, same_machine=True, today=TODAY)
+    no_judge = Case(baseline=known.baseline, run=empty, today=TODAY)
     assert (
         verdicts(no_judge, "drift:0", "contracts:0", "full_share:0%")
         == [GateVerdict.NOT_COMPARABLE] * 3
     )
-    nothing = Case(baseline=empty, run=known.run, same_machine=True, today=TODAY)
+    nothing = Case(baseline=empty, run=known.run, today=TODAY)
     assert verdicts(nothing, "tpot:2.5%") == [GateVerdict.NOT_COMPARABLE]
     assert worst([]) is GateVerdict.NOT_COMPARABLE
 
@@ -252,14 +251,14 @@ def test_other_settings_and_other_steps_are_not_compared(fake, case):
     assert {f.verdict for f in found} == {GateVerdict.NOT_COMPARABLE}
     known = case()
     moved = Side(fake.processes(spread(0.8, 8), plan_hash="q"), (fake.judged(plan_hash="q"),))
-    changed = Case(baseline=known.baseline, run=moved, same_machine=True, today=TODAY)
+    changed = Case(baseline=known.baseline, run=moved, today=TODAY)
     assert verdicts(changed, "tpot:2.5%", "full_share:0%") == [GateVerdict.NOT_COMPARABLE] * 2
 
 
 def test_a_ratio_below_zero_is_no_value(fake, case):
     known = case()
     lost = Side((*fake.processes(spread(0.8, 8)), *fake.processes([-0.1])), (fake.judged(),))
-    changed = Case(baseline=known.baseline, run=lost, same_machine=True, today=TODAY)
+    changed = Case(baseline=known.baseline, run=lost, today=TODAY)
     (found,) = judge_gate(changed, [parse_rule("launch:10%")])
     assert found.verdict is GateVerdict.NOT_COMPARABLE
     assert "8 of 9 processes of the run" in found.why
@@ -273,21 +272,19 @@ def test_a_failed_scenario_is_a_regression_and_has_no_speed(fake, case):
         fake.judged(outcome="fail"),
     ):
         failed = Side(known.run.processes, (bad,))
-        changed = Case(baseline=known.baseline, run=failed, same_machine=True, today=TODAY)
+        changed = Case(baseline=known.baseline, run=failed, today=TODAY)
         found = judge_gate(changed, effective_rules([]))
         assert worst(found) is GateVerdict.REGRESSION
         times = [f for f in found if f.rule.metric == "tpot"]
         assert [f.verdict for f in times] == [GateVerdict.NOT_COMPARABLE]
-        untimed = Case(
-            baseline=known.baseline, run=Side((), (bad,)), same_machine=True, today=TODAY
-        )
+        untimed = Case(baseline=known.baseline, run=Side((), (bad,)), today=TODAY)
         (time,) = judge_gate(untimed, [parse_rule("tpot:2.5%")])
         assert "is fail: it has no speed" in time.why
 
 
 def test_tokens_that_went_wrong_in_a_timed_process_break_a_contract(fake, case):
     wrong = Side(fake.processes(spread(0.8, 8), num_wrong=1), (fake.judged(),))
-    changed = Case(baseline=case().baseline, run=wrong, same_machine=True, today=TODAY)
+    changed = Case(baseline=case().baseline, run=wrong, today=TODAY)
     found = judge_gate(changed, effective_rules([]))
     assert is_broken(found)
     (contracts,) = (finding for finding in found if finding.rule.metric == "contracts")
@@ -303,7 +300,7 @@ def test_a_slowdown_alone_is_no_wrong_number(case):
 
 def test_a_scenario_that_is_another_one_is_told_before_it_was_timed(fake, case):
     bare = Side((), (fake.judged(plan_hash="another"),))
-    changed = Case(baseline=case().baseline, run=bare, same_machine=True, today=TODAY)
+    changed = Case(baseline=case().baseline, run=bare, today=TODAY)
     (tpot,) = judge_gate(changed, [parse_rule("tpot:5%")])
     assert tpot.verdict is GateVerdict.NOT_COMPARABLE
     assert "another one now" in tpot.why
@@ -311,7 +308,7 @@ def test_a_scenario_that_is_another_one_is_told_before_it_was_timed(fake, case):
 
 def test_what_could_not_be_judged_is_no_clean_count(fake, case):
     skipped = Side(case().run.processes, (fake.judged(outcome="not compared"),))
-    changed = Case(baseline=case().baseline, run=skipped, same_machine=True, today=TODAY)
+    changed = Case(baseline=case().baseline, run=skipped, today=TODAY)
     assert (
         verdicts(changed, "drift:0", "contracts:0", "tpot:2.5%") == [GateVerdict.NOT_COMPARABLE] * 3
     )
@@ -329,8 +326,35 @@ def test_what_could_not_be_judged_is_no_clean_count(fake, case):
 )
 def test_the_share_of_full_steps(fake, case, rule, steps, verdict):
     run = Side(case().run.processes, (fake.judged(steps=steps),))
-    changed = Case(baseline=case().baseline, run=run, same_machine=True, today=TODAY)
+    changed = Case(baseline=case().baseline, run=run, today=TODAY)
     assert verdicts(changed, rule) == [verdict]
+
+
+@pytest.mark.parametrize(
+    ("rule", "words"),
+    [
+        ("full_share:5%", "FULL served 100 % -> 87.5 % of decode steps, limit: a fall by 5 points"),
+        ("full_share:>=99%", "FULL served 100 % -> 87.5 % of decode steps, limit: at least 99 %"),
+    ],
+)
+def test_a_fall_of_the_share_is_told_with_both_numbers_and_the_limit(fake, case, rule, words):
+    run = Side(case().run.processes, (fake.judged(steps=(7, 8)),))
+    (found,) = judge_gate(Case(baseline=case().baseline, run=run, today=TODAY), [parse_rule(rule)])
+    assert (found.why, found.scenario) == (words, "s")
+
+
+def test_wrong_numbers_are_seen_whatever_else_cannot_be_compared(fake, case):
+    """Drift and contracts are of the run alone: other settings of the baseline excuse neither."""
+    bad = Side(case().run.processes, (fake.judged(drifts=1, outcome="fail"),))
+    known = {"baseline": case().baseline, "today": TODAY, "incomparable": "the dtype is another"}
+    rules = ("drift:0", "contracts:0", "tpot:2.5%")
+    assert verdicts(Case(run=bad, **known), *rules) == [
+        GateVerdict.REGRESSION, GateVerdict.NOT_COMPARABLE, GateVerdict.NOT_COMPARABLE
+    ]  # fmt: skip
+    found = judge_gate(Case(run=case().run, **known), [parse_rule(rule) for rule in rules])
+    assert {(one.verdict, one.why) for one in found} == {
+        (GateVerdict.NOT_COMPARABLE, "the dtype is another")
+    }
 
 
 def accepted(rule="tpot:8%", until="2026-06-01"):
@@ -356,7 +380,7 @@ def test_a_known_regression_is_accepted_as_far_and_as_long_as_it_says(case):
 
 def test_a_fall_of_the_share_can_be_accepted_too(fake, case):
     run = Side(case().run.processes, (fake.judged(steps=(9, 10)),))
-    changed = Case(baseline=case().baseline, run=run, same_machine=True, today=TODAY)
+    changed = Case(baseline=case().baseline, run=run, today=TODAY)
     accept = [accepted("full_share:15%")]
     assert verdicts(changed, "full_share:0%", accept=accept) == [GateVerdict.ACCEPTED]
     accept = [accepted("full_share:5%")]
@@ -384,7 +408,7 @@ def test_more_findings_make_each_interval_wider(fake):
             tuple(map(fake.judged, names)),
         )
 
-    case = Case(baseline=side(1), run=side(9), same_machine=True, today=TODAY)
+    case = Case(baseline=side(1), run=side(9), today=TODAY)
     found = judge_gate(case, [parse_rule("tpot:2.5%")])
     assert [f.scenario for f in found] == names
     assert {f.confidence for f in found} == {1 - 2 * 0.01 / 4}
@@ -399,7 +423,7 @@ def gates(fake, sd, slowdown, num=150):
         values = draw(14, 0.8 * (1 + slowdown))
         for looked in range(6, 15):
             run = Side(fake.processes(values[:looked]), (fake.judged(),))
-            case = Case(baseline=baseline, run=run, same_machine=True, today=TODAY)
+            case = Case(baseline=baseline, run=run, today=TODAY)
             found = judge_gate(case, [parse_rule("tpot:2.5%")])
             if is_settled(found):
                 break

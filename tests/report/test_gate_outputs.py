@@ -40,7 +40,7 @@ def gate(fake):
                 rows.append(fake.process(*row))
             return Side(tuple(rows), (fake.judged("alpha"), fake.judged("beta")))
 
-        case = Case(baseline=side(False), run=side(True), same_machine=True, today=date(2026, 6, 1))
+        case = Case(baseline=side(False), run=side(True), today=date(2026, 6, 1))
         chosen = effective_rules([("test", ["itl:off", "capture_time:off", *rules])])
         findings = judge_gate(case, chosen, accept)
         if crashed:
@@ -299,7 +299,6 @@ def test_one_reason_is_told_once(gate):
     case = Case(
         baseline=nothing,
         run=nothing,
-        same_machine=True,
         today=date(2026, 6, 1),
         incomparable="the settings are others",
     )

@@ -198,6 +198,18 @@ def test_a_baseline_is_written_over_a_baseline_and_over_nothing_else(tmp_path, s
             check_writable(path)
     with pytest.raises(UsageError, match="directory that is there"):
         check_writable(tmp_path / "nowhere" / "b.json")
+    (tmp_path / "empty.json").touch()  # as `mktemp` leaves one
+    check_writable(tmp_path / "empty.json")
+
+
+def test_what_cannot_be_replaced_is_called_what_it_is(tmp_path, stored):
+    text = stored.read_text(encoding="utf-8")
+    (tmp_path / "cut.json").write_text(text[: len(text) // 2], encoding="utf-8")
+    newer = text.replace('"schema_version": 1', '"schema_version": 2')
+    (tmp_path / "newer.json").write_text(newer, encoding="utf-8")
+    for name, told in (("cut", "damaged or cut short: delete it"), ("newer", "newer pcpbench")):
+        with pytest.raises(UsageError, match=told):
+            check_writable(tmp_path / f"{name}.json")
 
 
 def test_a_name_that_would_be_read_as_lines_is_refused(tmp_path):

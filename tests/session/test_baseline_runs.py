@@ -90,7 +90,57 @@ def test_a_comparison_that_failed_is_neither_stored_nor_timed(world, tmp_path, s
     assert world.compare(*both, "--out", "bad") == 1
     assert (tmp_path / "main.json").read_bytes() == before
     assert world.num == 0
-    assert not (tmp_path / "bad" / "gate").exists()
+
+
+@pytest.mark.parametrize("save", [(), ("--save-baseline", "new.json")])
+def test_a_comparison_that_failed_is_told_as_a_gate_tells_it(
+    world, tmp_path, sample_the_worst, monkeypatch, capsys, save
+):
+    """A CI job reads junit.xml and annotations, whichever of the two commands it runs."""
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    world.num = 0
+    sample_the_worst()
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    capsys.readouterr()
+    assert world.compare("--baseline", "main.json", *save, "--out", "bad") == 1
+    gate = tmp_path / "bad" / "gate"
+    found = json.loads((gate / "gate.json").read_text(encoding="utf-8"))
+    assert (found["verdict"], found["num_run"], world.num) == ("regression", 0, 0)
+    again = "pcpbench compare eager full --capture-sizes 1,2 --scenario short.yaml --repetitions 0"
+    broken = [f for f in found["findings"] if f["verdict"] == "regression"]
+    assert {finding["next_step"] for finding in broken} == {again}
+    assert again in (gate / "junit.xml").read_text(encoding="utf-8")
+    assert f"to see where: {again}" in capsys.readouterr().err
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_a_comparison_that_could_not_compare_stays_a_3(world, tmp_path, monkeypatch):
+    assert world.compare("--save-baseline", "main.json", "--out", "run") == 0
+    world.num = 0
+    none = ["--capture-sizes", "64", "--repetitions", "0", "--baseline", "main.json"]
+    assert cli.run([*ARMS, *none, "--out", "none"]) == 3
+    assert world.num == 0
+    found = json.loads((tmp_path / "none" / "gate" / "gate.json").read_text(encoding="utf-8"))
+    assert found["verdict"] == "not comparable"
+
+
+def test_a_baseline_has_as_many_processes_as_asked_for(world, tmp_path, capsys):
+    many = ("--save-baseline", "main.json", "--processes", "20")
+    assert world.compare(*many, "--out", "run") == 0
+    assert len(read_measured(tmp_path / "main.json").processes) == 20
+    for wrong in (["--processes", "20"], ["--processes", "3", "--save-baseline", "main.json"]):
+        assert world.compare(*wrong) == 2
+        assert "--processes is " in capsys.readouterr().err
+
+
+def test_what_a_gate_does_not_repeat_of_a_comparison_is_told(world, tmp_path, capsys):
+    asked = ["--repetitions", "1", "--feed", "free-running", "--check", "full"]
+    told = [*ARMS, "--capture-sizes", "1,2", *asked, "--save-baseline", "main.json"]
+    assert cli.run([*told, "--out", "run"]) == 0
+    said = capsys.readouterr().err
+    assert "--feed free-running is of this comparison alone" in said
+    assert "--repetitions 1 is of this comparison alone: each process of a gate times 10" in said
+    assert read_measured(tmp_path / "main.json").job.checks == "full"
 
 
 def test_a_process_that_breaks_leaves_the_old_baseline(world, tmp_path):
