@@ -28,8 +28,9 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "samples.csv": ("scenario", "arm", "measure", "value_ms"),
     "drift.csv": ("scenario", "step", "kind", "arm", "tensor", "outcome"),
     "phases.csv": ("scenario", "arm", "step", "rank", "phase", "start_ms", "duration_ms"),
+    "gate.csv": ("rule", "metric", "scenario", "verdict"),
 }
-"""Tables of a comparison that reports read, and the columns without which nothing can be told."""
+"""Tables that reports read by column, and the columns without which nothing can be told."""
 
 RUNNING: Final = "running"
 """Outcome of a run that has not ended, and of one that was killed."""
@@ -91,8 +92,10 @@ class StoredRun:
 
     @property
     def name(self) -> str:
-        """Its directory's name."""
-        return self.path.resolve().name
+        """Its directory's name; behind that of the run it lies in, as the gate of a comparison
+        does."""
+        path = self.path.resolve()
+        return f"{path.parent.name}/{path.name}" if (path.parent / NAME).is_file() else path.name
 
     @property
     def command(self) -> str:
@@ -114,6 +117,28 @@ class StoredRun:
         value = self.manifest.get(name)
         return value if isinstance(value, dict) else {}
 
+    def file(self, name: str) -> Path | None:
+        """Where a file of the run is, None for one that it has not; raises UsageError for one that
+        its manifest lists and that is gone."""
+        file = self.path / name
+        if reachable(file).exists():
+            return file
+        listed = self.manifest.get("files")
+        if isinstance(listed, list) and name in listed:
+            raise damaged(self.path / NAME, f"it lists {name}, which is not there")
+        return None
+
+    def data(self, name: str) -> bytes | None:
+        """What stands in a file of the run, None where it has none.
+
+        Raises UsageError as `file` does, and for one that cannot be read.
+        """
+        file = self.file(name)
+        try:
+            return None if file is None else _regular(file).read_bytes()
+        except OSError as error:
+            raise _unreadable(self.path / name, error) from error
+
     def texts(self, name: str) -> list[str]:
         """`reasons`, or `notices` as sentences."""
         found = self.manifest.get(name)
@@ -132,7 +157,7 @@ def read_run(path: Path, tables: Sequence[str] = tuple(KEYS)) -> StoredRun:
     """
     manifest = _read_manifest(path)
     run = StoredRun(path, manifest)
-    for name in tables:
+    for name in dict.fromkeys(tables):
         rows = _read_table(run, name)
         if rows is not None:
             run.tables[name] = rows
@@ -152,12 +177,12 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(_text_of(file))
     except (ValueError, RecursionError) as error:
-        raise _damaged(file, f"it is no JSON ({error})") from error
+        raise damaged(file, f"it is no JSON ({error})") from error
     if not isinstance(manifest, dict) or "pcpbench_version" not in manifest:
         raise UsageError(f"{str(file)!r} was not written by pcpbench: name a run of its own.")
     version = manifest.get("schema_version")
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise _damaged(file, f"its schema_version is {version!r}")
+        raise damaged(file, f"its schema_version is {version!r}")
     if version > SCHEMA_VERSION:
         raise UsageError(
             f"{str(file)!r} has schema version {version}, written by pcpbench "
@@ -165,23 +190,20 @@ def _read_manifest(path: Path) -> dict[str, Any]:
             f"{SCHEMA_VERSION}: read it with the newer one."
         )
     if not isinstance(manifest.get("command"), str):
-        raise _damaged(file, "it names no command")
+        raise damaged(file, "it names no command")
     return manifest
 
 
 def _read_table(run: StoredRun, name: str) -> list[Row] | None:
     """Rows of a table, None where the run has no such file."""
-    file = run.path / name
-    if not file.exists():
-        listed = run.manifest.get("files")
-        if isinstance(listed, list) and name in listed:
-            raise _damaged(run.path / NAME, f"it lists {name}, which is not there")
+    file = run.file(name)
+    if file is None:
         return None
     text = _text_of(file)
     if run.outcome == RUNNING:  # killed, or still at it: a line may have been begun
         text = text[: text.rfind("\n") + 1]
     if not text.endswith("\n"):
-        raise _damaged(file, "it is cut off in the middle of a line")
+        raise damaged(file, "it is cut off in the middle of a line")
     return list(_rows(file, printable(text), KEYS.get(name, ())))
 
 
@@ -192,31 +214,43 @@ def _rows(file: Path, text: str, keys: Sequence[str]) -> Iterator[Row]:
         missing = [key for key in keys if key not in names]
         if missing or len(set(names)) < len(names):
             what = f"it has no column {missing[0]}" if missing else "it names a column twice"
-            raise _damaged(file, what)
+            raise damaged(file, what)
         for cells in reader:
             where = f"{str(file)!r}, line {reader.line_num},"
             if len(cells) != len(names):
-                raise _damaged(
+                raise damaged(
                     file, f"line {reader.line_num} has {len(cells)} cells for {len(names)} columns"
                 )
             yield Row(dict(zip(names, cells, strict=True)), where)
     except csv.Error as error:
-        raise _damaged(file, f"line {reader.line_num} is no CSV ({error})") from error
+        raise damaged(file, f"line {reader.line_num} is no CSV ({error})") from error
 
 
 def _text_of(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = _regular(file).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise _damaged(file, f"it is no text in UTF-8 (byte {error.start})") from error
+        raise damaged(file, f"it is no text in UTF-8 (byte {error.start})") from error
     except OSError as error:
-        raise UsageError(f"{str(file)!r} cannot be read ({error.strerror}).") from error
+        raise _unreadable(file, error) from error
     if "\0" in text:
-        raise _damaged(file, "it holds a NUL byte")
+        raise damaged(file, "it holds a NUL byte")
     return text
 
 
-def _damaged(file: Path, what: str) -> UsageError:
+def _regular(file: Path) -> Path:
+    """The file itself: to read a pipe would wait for whoever writes into it."""
+    if not file.is_file():
+        raise damaged(file, "it is no regular file")
+    return file
+
+
+def _unreadable(file: Path, error: OSError) -> UsageError:
+    return UsageError(f"{str(file)!r} cannot be read ({error.strerror}).")
+
+
+def damaged(file: Path, what: str) -> UsageError:
+    """The refusal of a file that is not as it was written."""
     return UsageError(
         f"{str(file)!r} is damaged: {what}. Run the command that made it again, or name another."
     )

@@ -346,7 +346,8 @@ def test_a_planted_fault_is_told_before_any_number(store):
     [
         ("compare --target engine", "All of summary.csv"),
         ("check-partition", "partition.csv has no row"),
-        ("gate-self-check", "has no table that a report shows"),
+        ("something-new", "has no table that a report shows"),
+        ("gate-self-check", "There is no self-check.json"),
     ],
 )
 def test_other_commands_show_a_table_or_say_that_they_have_none(store, command, told):

@@ -17,7 +17,10 @@ from markupsafe import Markup
 
 from pcpbench import __version__
 from pcpbench.report.page.faults import FaultsFile, faults_section
+from pcpbench.report.page.gate import UNENDED, gate_told, is_unfinished
+from pcpbench.report.page.gate_trend import gate_trend_section
 from pcpbench.report.page.parts import RunPart, Section, Table
+from pcpbench.report.page.self_check import self_check_told
 from pcpbench.report.page.speed import speed_sections
 from pcpbench.report.page.trend import trend_section
 from pcpbench.report.page.work import work_sections
@@ -30,6 +33,7 @@ MARK = "<!doctype html>\n<!-- pcpbench report -->"
 
 HERE = Path(__file__).parent
 MAX_WARNINGS = 12
+SELF_CHECK = "gate --self-check"
 MAIN_TABLES = {
     "modes": "modes.csv",
     "matrix": "matrix.csv",
@@ -46,7 +50,9 @@ def render_page(runs: Sequence[StoredRun], faults: Sequence[FaultsFile] = ()) ->
     """The page over runs, oldest first, and results of the fault catalogue."""
     ordered = sorted(runs, key=lambda run: run.started_at)
     compares = [StoredCompare(run) for run in ordered if run.command == "compare"]
+    gates = [run for run in ordered if run.command == "gate"]
     sections = [trend_section(compares)] if len(compares) > 1 else []
+    sections += [gate_trend_section(gates)] if len(gates) > 1 else []
     sections += [faults_section(one) for one in faults]
     parts = [_part(run) for run in ordered]
     environment = jinja2.Environment(
@@ -77,14 +83,35 @@ def _shown(value: Any) -> Any:
 def _part(run: StoredRun) -> RunPart:
     if run.command == "compare":
         return _compare_part(StoredCompare(run))
+    if run.command == "gate":
+        return _gate_part(run)
+    if run.command == "gate-self-check":
+        told = self_check_told(run)
+        warnings = [*_warnings(run), *told.warnings]
+        return RunPart(run.name, run.outcome, SELF_CHECK, _facts(run), warnings, told.sections)
     name = MAIN_TABLES.get(run.command)
     if name is None:
-        told = f"A run of {run.command} has no table that a report shows: see its files."
-        return RunPart(run.name, run.outcome, run.command, _facts(run), [*_warnings(run), told], [])
+        lacking = f"A run of {run.command} has no table that a report shows: see its files."
+        warnings = [*_warnings(run), lacking]
+        return RunPart(run.name, run.outcome, run.command, _facts(run), warnings, [])
+    sections = [_results(run, name)]
+    return RunPart(run.name, run.outcome, run.command, _facts(run), _warnings(run), sections)
+
+
+def _gate_part(run: StoredRun) -> RunPart:
+    told = gate_told(run)
+    results = _results(run, MAIN_TABLES["gate"])
+    if is_unfinished(run) and results.table is None:
+        results = Section("Results", "No verdict: the gate ended before it had one.")
+    facts, warnings = [*_facts(run), *told.facts], [*_warnings(run), *told.warnings]
+    sections = [results, *told.sections]
+    return RunPart(run.name, run.outcome, run.command, facts, warnings, sections)
+
+
+def _results(run: StoredRun, name: str) -> Section:
     rows = run.tables.get(name, [])
     lead = f"All of {name}; docs/csv.md has its columns." if rows else f"{name} has no row."
-    section = Section("Results", lead, table=_whole_table(rows) if rows else None)
-    return RunPart(run.name, run.outcome, run.command, _facts(run), _warnings(run), [section])
+    return Section("Results", lead, table=_whole_table(rows) if rows else None)
 
 
 def _whole_table(rows: Sequence[Row]) -> Table:
@@ -157,7 +184,7 @@ def _warnings(run: StoredRun) -> list[str]:
     planted = run.section("settings").get("inject")
     if planted:
         told.append(f"The fault {planted} was planted on purpose.")
-    if run.outcome in ("running", "interrupted", "error"):
+    if run.outcome in UNENDED:
         told.append(
             f"The run did not end by itself (outcome: {run.outcome}): what had finished is here."
         )

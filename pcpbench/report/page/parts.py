@@ -19,7 +19,8 @@ class Table:
 class Figure:
     """One plot with its table. title and desc also tell a screen reader what the plot shows.
 
-    svg: markup made by plots.py, "" where there is nothing to draw; `note` then says why.
+    svg: markup made by plots.py, "" where there is nothing to draw; `note` then says why. is_open:
+    whether the table is unfolded at once, where it is what one came for.
     """
 
     title: str
@@ -27,6 +28,7 @@ class Figure:
     svg: str = ""
     table: Table | None = None
     note: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True)

@@ -147,7 +147,7 @@ def dots_over_steps(series: Sequence[Dots], axis: str, title: str, desc: str) ->
             handles += axes.plot(one.steps, one.values, label=clip(one.name, 24), **style)
         axes.set_xlabel("step")
         axes.set_ylabel(axis)
-        axes.xaxis.set_major_locator(_whole_ticks())
+        axes.xaxis.set_major_locator(whole_ticks())
         _maybe_log(axes, [one.values for one in series if len(one.values)], "y")
         legend_below(figure, handles)
         return to_svg(figure, title, desc)
@@ -292,10 +292,11 @@ def _cell_map(axes: Any, one: CellMap, num_classes: int) -> None:
     axes.set_ylim(-0.5, len(one.rows) - 0.5)
     every = -(-len(one.rows) // 20)
     axes.set_yticks(range(0, len(one.rows), every), one.rows[::every])
-    axes.xaxis.set_major_locator(_whole_ticks())
+    axes.xaxis.set_major_locator(whole_ticks())
 
 
-def _whole_ticks() -> MaxNLocator:
+def whole_ticks() -> MaxNLocator:
+    """A few ticks at whole numbers."""
     return MaxNLocator(nbins=8, integer=True, steps=[1, 2, 5, 10])
 
 
@@ -341,7 +342,7 @@ def trend_lines(
         top, low = max([*known, level or 0.0]), min([*known, 0.0])
         room = (top - low) or 1.0
         axes.set_ylim(low - 0.04 * room, top + 0.1 * room)
-        handles += _crosses(axes, [run for trend in trends for run in trend.bad])
+        handles += crosses(axes, [run for trend in trends for run in trend.bad], "not allowed")
         axes.set_xticks(range(1, num_runs + 1, -(-num_runs // 16)))
         axes.set_xlim(0.5, num_runs + 0.5)
         axes.set_xlabel("run, in order of time")
@@ -350,13 +351,13 @@ def trend_lines(
         return to_svg(figure, title, desc)
 
 
-def _crosses(axes: Any, runs: Sequence[int]) -> list[Any]:
-    """At the top of the plot: these runs have a value that is not allowed, whatever its point."""
-    if not runs:
+def crosses(axes: Any, places: Sequence[int], label: str) -> list[Any]:
+    """At the top of the plot: what the label says holds of these, whatever their points."""
+    if not places:
         return []
     marks: list[Any] = axes.plot(
-        runs, [1.0] * len(runs), transform=axes.get_xaxis_transform(), linestyle="none", marker="x",
-        color=BAD, markersize=7, label="not allowed", clip_on=False,
+        places, [1.0] * len(places), transform=axes.get_xaxis_transform(), linestyle="none",
+        marker="x", color=BAD, markersize=7, label=label, clip_on=False,
     )  # fmt: skip
     return marks
 

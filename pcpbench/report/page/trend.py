@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,13 @@ import numpy as np
 from pcpbench.report import units
 from pcpbench.report.page import plots
 from pcpbench.report.page.parts import Figure, Section, Table, table_of
+from pcpbench.report.stored import StoredRun
 from pcpbench.report.stored_compare import StoredCompare, StoredScenario
 
 UNMEASURED = ("non_finite", "shape_mismatch")
 MACHINE = ("device", "device_name", "platform", "num_threads")
+Kind = Mapping[str, object]
+"""What must be equal for two runs to be set against each other: a name and its value."""
 Measure = Callable[[StoredScenario], float | None]
 NOT_FINITE = math.inf
 """Of a drift that no number tells: it is larger than every other."""
@@ -39,7 +42,8 @@ class _Measured:
 
 def trend_section(runs: Sequence[StoredCompare]) -> Section:
     """The trend over runs that are in order of time."""
-    groups = group_names(runs)
+    kinds = [_kind_of(run) for run in runs]
+    groups = group_names(kinds)
     num_groups = len(set(groups))
     lead = (
         "Each point is a run: the median over its scenarios (of drift: the largest), the bar "
@@ -49,21 +53,26 @@ def trend_section(runs: Sequence[StoredCompare]) -> Section:
         "one axis."
     )
     if num_groups > 1:
-        lead += (
-            f" These runs are of {num_groups} kinds, marked {', '.join(sorted(set(groups)))}: "
-            "settings, arms, scenarios or machine differ, so only points of one kind can be set "
-            "against each other."
-        )
+        lead += told_of_kinds(groups, "settings, arms, scenarios or machine")
     figures = [_figure(runs, groups, one) for one in MEASURES]
-    return Section("Trend over runs", lead, figures, _runs_table(runs, groups))
+    return Section("Trend over runs", lead, figures, _runs_table(runs, kinds, groups))
 
 
-def group_names(runs: Sequence[StoredCompare]) -> list[str]:
+def told_of_kinds(groups: Sequence[str], what: str) -> str:
+    """A sentence on runs of several kinds; what: that they may differ in."""
+    letters = sorted(set(groups))
+    return (
+        f" These runs are of {len(letters)} kinds, marked {', '.join(letters)}: {what} differ, so "
+        "only points of one kind can be set against each other."
+    )
+
+
+def group_names(kinds: Sequence[Kind]) -> list[str]:
     """A letter for each run; runs of one letter are alike."""
     letters: dict[str, str] = {}
     names = []
-    for run in runs:
-        key = json.dumps(_kind_of(run), sort_keys=True, default=str)
+    for kind in kinds:
+        key = json.dumps(kind, sort_keys=True, default=str)
         letters.setdefault(key, _letter(len(letters)))
         names.append(letters[key])
     return names
@@ -75,19 +84,23 @@ def _letter(number: int) -> str:
     return chr(ord("A") + place) + (str(turn) if turn else "")
 
 
-def _kind_of(run: StoredCompare) -> dict[str, object]:
-    environment = run.run.section("environment")
+def kind_of(run: StoredRun, **more: object) -> Kind:
+    """Settings and machine of a run, and what else its command makes of it."""
+    environment = run.section("environment")
     return {
-        **{f"setting {key}": value for key, value in run.run.section("settings").items()},
-        "arms": list(run.asked),
-        "scenarios": sorted(scenario.name for scenario in run.scenarios),
+        **{f"setting {key}": value for key, value in run.section("settings").items()},
+        **more,
         **{f"machine {key}": environment.get(key) for key in MACHINE},
     }
 
 
-def differences(runs: Sequence[StoredCompare]) -> list[tuple[str, list[str]]]:
+def _kind_of(run: StoredCompare) -> Kind:
+    scenarios = sorted(scenario.name for scenario in run.scenarios)
+    return kind_of(run.run, arms=list(run.asked), scenarios=scenarios)
+
+
+def differences(kinds: Sequence[Kind]) -> list[tuple[str, list[str]]]:
     """What the kinds differ in: a name, and its value in each run."""
-    kinds = [_kind_of(run) for run in runs]
     names = dict.fromkeys(name for kind in kinds for name in kind)
     told = []
     for name in names:
@@ -198,8 +211,10 @@ def _figure(runs: Sequence[StoredCompare], groups: Sequence[str], one: _Measured
     return Figure(one.title, desc, svg, table)
 
 
-def _runs_table(runs: Sequence[StoredCompare], groups: Sequence[str]) -> Table:
-    told = differences(runs)
+def _runs_table(
+    runs: Sequence[StoredCompare], kinds: Sequence[Kind], groups: Sequence[str]
+) -> Table:
+    told = differences(kinds)
     columns = ["run", "kind", "directory", "started", "outcome", "pcpbench", "arms",
                *(name.removeprefix("setting ") for name, _ in told if name != "arms")]  # fmt: skip
     rows = [
