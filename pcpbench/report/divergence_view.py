@@ -31,7 +31,7 @@ class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
 
     recorded: the bundle's finding. found: this run's; None where the arms could not even be built,
     and `cause` says why. changes: what is not as it was when the bundle was made. fault: what this
-    run injected, "" for nothing.
+    run injected, "" for nothing; num_hits: how often that acted.
     """
 
     bundle: str
@@ -40,6 +40,7 @@ class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
     cause: str = ""
     changes: tuple[str, ...] = ()
     fault: str = ""
+    num_hits: int = 0
 
     @property
     def diverges(self) -> bool:
@@ -47,15 +48,32 @@ class ReproResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.found is None or self.found.reproduced != "no"
 
     @property
+    def why_nothing(self) -> str:
+        """Why it says nothing that they do not part; "" where it does, or where they part."""
+        if self.diverges:
+            return ""
+        if self.fault and not self.num_hits:
+            return f"the planted fault {self.fault} never acted in this run"
+        if self.recorded.reproduced == "no":
+            return "it never showed in a run of the two arms alone, nor when the bundle was made"
+        return ""
+
+    @property
+    def outcome(self) -> Outcome:
+        """FAIL if they part, PASS if they do not any more and that says something."""
+        if self.diverges:
+            return Outcome.FAIL
+        return Outcome.NOT_COMPARED if self.why_nothing else Outcome.PASS
+
+    @property
     def exit_code(self) -> int:
-        """1 if they do, else 0."""
-        return int(self.diverges)
+        """1 if they part; 0 if they do not any more; 3 where that says nothing."""
+        return self.outcome.exit_code
 
 
 def print_repro(result: ReproResult, console: Console) -> None:
     """The verdict in a sentence, then the same facts that the comparison showed."""
-    outcome = Outcome.FAIL if result.diverges else Outcome.PASS
-    verdict_line(console, outcome, repro_text(result))
+    verdict_line(console, result.outcome, repro_text(result))
     facts = Facts()
     shown = result.recorded if result.found is None or not result.diverges else result.found
     label = "First difference" if result.diverges else "Was recorded"
@@ -84,6 +102,9 @@ def repro_text(result: ReproResult) -> str:
     pair = pair_text(recorded)
     if found is None:
         return f"{recorded.scenario}: {pair}: it broke off: {result.cause}"
+    if result.why_nothing:
+        why = result.why_nothing
+        return f"{recorded.scenario}: {pair}: it does not diverge, but {why}, so this says nothing."
     if not result.diverges:
         return f"{recorded.scenario}: {pair}: it does not diverge any more."
     if found.broke_off:

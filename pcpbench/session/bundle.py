@@ -53,11 +53,11 @@ def make_bundle(case: Case, finding: Divergence, environment: Environment) -> Bu
 
 
 def bundle_files(bundle: Bundle, arrays: Mapping[str, NDArray[Any]]) -> dict[str, bytes]:
-    """The files of a bundle by name."""
+    """The files of a bundle by name; `bundle.json` last, so that one cut short is none."""
     text = msgspec.json.format(msgspec.json.encode(bundle), indent=2)
     stream = io.BytesIO()
     np.savez_compressed(stream, allow_pickle=False, **dict(arrays))
-    return {BUNDLE_NAME: text + b"\n", VALUES_NAME: stream.getvalue()}
+    return {VALUES_NAME: stream.getvalue(), BUNDLE_NAME: text + b"\n"}
 
 
 def read_bundle(path: Path) -> Bundle:

@@ -29,6 +29,9 @@ from pcpbench.scenarios.schema import Limits, Scenario
 from pcpbench.session.ladder import Ladder, build_ladder
 
 REPRODUCED: Final = ("with taps", "without taps", "no")
+MAX_REPETITIONS: Final = 1000
+"""As many as `compare` times at most."""
+
 REQUEST_NAME: Final = re.compile(r"[a-z0-9][a-z0-9.-]{0,79}")
 
 
@@ -38,7 +41,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     base, candidate: the arms that were compared. accusation: names the pair to run.
     plan: the scenario's steps, up to the last one to look at. plan_findings: what the audit of the
     plan said when it was made (C19), nothing as a rule. tokens: what fed the arms, one list a
-    step; empty where each fed itself. repetitions: timed runs, for a finding that only they show.
+    step; empty where each fed itself. repetitions: timed runs, as many as the comparison had, for a
+    finding that only they show; bundles of older versions have 1.
     fault: to be injected, "" for none.
     """
 
@@ -83,8 +87,8 @@ def _words(case: Case) -> Iterator[str]:
         yield "its feed or its checks are unknown"
     if case.options.spec_tokens and case.feed != FEEDS[0]:
         yield f"its feed is {case.feed!r} with draft tokens"
-    if case.repetitions not in (0, 1):
-        yield "its repetitions are neither 0 nor 1"
+    if not 0 <= case.repetitions <= MAX_REPETITIONS:
+        yield f"its repetitions are {case.repetitions}, not 0 to {MAX_REPETITIONS}"
     reason = field_problem(Scenario, "name", case.plan.scenario)
     if reason is not None:
         yield f"its scenario {reason}"

@@ -23,7 +23,7 @@ from pcpbench.checks.tap_compare import TapFinding
 from pcpbench.device.clock import make_clock
 from pcpbench.divergence import Accusation, Divergence, TensorDifference
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import EngineError, MeasuredFailure
+from pcpbench.errors import EngineError, MeasuredFailure, NoMemory
 from pcpbench.plan import PLAN, ScenarioPlan
 from pcpbench.records import Environment, Notice
 from pcpbench.report.compare_files import CompareFiles
@@ -40,10 +40,14 @@ from pcpbench.targets.protocol import Target
 
 @dataclass
 class Location:
-    """What a re-run showed. arrays: both sides' values by name, such as `tap_found`."""
+    """What a re-run showed. arrays: both sides' values by name, such as `tap_found`.
+
+    num_hits: how often the planted fault acted, in all runs that ended.
+    """
 
     divergence: Divergence
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    num_hits: int = 0
 
 
 class Locator:
@@ -99,9 +103,17 @@ class Locator:
                 f"the run of {case.accusation.arm} alone broke off with {error!r}.",
             )
             return
-        bundle = make_bundle(case, found.divergence, self._environment)
-        path = self._files.add_files(DIRECTORY, bundle_files(bundle, found.arrays))
-        self.divergence = replace(found.divergence, bundle=str(path))
+        self.divergence = found.divergence
+        try:
+            bundle = make_bundle(case, found.divergence, self._environment)
+            path = self._files.add_files(DIRECTORY, bundle_files(bundle, found.arrays))
+        except Exception as error:  # a full disk, or no memory for both sides' arrays
+            self.tell(
+                "divergence",
+                f"{plan.scenario} has no bundle to replay: {str(error) or type(error).__name__}",
+            )
+        else:
+            self.divergence = replace(found.divergence, bundle=str(path))
 
     def tell(self, setting: str, message: str) -> None:
         """Add a notice to the run."""
@@ -110,11 +122,15 @@ class Locator:
 
 @dataclass
 class _Rerun:
-    """A trial of the two arms that has ended, what its probe saw, and what it is accused of."""
+    """A trial of the two arms that has ended, what its probe saw, and what it is accused of.
+
+    num_hits: how often the planted fault acted in it.
+    """
 
     result: ScenarioResult
     probe: Probe
     accusation: Accusation | None
+    num_hits: int
 
 
 def make_case(
@@ -133,7 +149,8 @@ def make_case(
     accusation = first_accusation(result, pairs)
     if accusation is None:
         return None
-    # A timed run can be the only one to go wrong; it runs over the whole scenario.
+    # A timed run can be the only one to go wrong, and not the first of them; each runs over the
+    # whole scenario.
     timed = accusation.contract == "C14" and accusation.tensor == "sampled"
     end = plan.steps[-1].index
     last = end if timed else min(accusation.last_step, end)
@@ -150,7 +167,7 @@ def make_case(
         drafts=tuple(tuple(each) for each in drafts[: last + 1]),
         feed=request.feed,
         checks=request.checks,
-        repetitions=int(timed),
+        repetitions=request.num_repetitions if timed else 0,
         fault=request.inject or "",
     )
 
@@ -163,20 +180,22 @@ def _first_steps(plan: ScenarioPlan, last: int) -> ScenarioPlan:
 def locate(case: Case, target: Target, device: torch.device) -> Location:
     """Run the accused pair up to the step, with taps; without them where taps hide it.
 
-    So, too, where engines with taps cannot be captured: taps change the layout of a graph's pool,
-    and what a broken pool does then is no longer what is looked for. Raises what building and
-    running engines without taps can raise.
+    So, too, where engines with taps cannot be captured (taps change the layout of a graph's pool,
+    and what a broken pool does then is no longer what is looked for), or where taps need the memory
+    that was left. Raises what building and running engines without taps can raise.
     """
+    num_hits, is_shown = 0, False
     try:
         rerun = _run(case, target, device, taps=True)
-        is_shown = _fails(rerun, case)
-    except MeasuredFailure:
-        is_shown = False
+        num_hits, is_shown = rerun.num_hits, _fails(rerun, case)
+    except (MeasuredFailure, NoMemory):
+        pass
     reproduced = "with taps"
     if not is_shown:
         rerun = _run(case, target, device, taps=False)
+        num_hits += rerun.num_hits
         reproduced = "without taps" if _fails(rerun, case) else "no"
-    return _location(case, rerun, reproduced)
+    return _location(case, rerun, reproduced, num_hits)
 
 
 def pair_ladder(case: Case) -> Ladder:
@@ -199,7 +218,7 @@ def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Re
     fault = fault_named(case.fault, case.options) if case.fault else None
     builder = StandBuilder(target, pair_ladder(case), case.options, str(device), taps)
     build = partial(builder.stand_for, case.plan)
-    with planted_stand(fault, build, target.api) as (stand, _):
+    with planted_stand(fault, build, target.api) as (stand, site):
         if taps:
             stand.check()
         probe = _probe(case, stand)
@@ -217,7 +236,7 @@ def _run(case: Case, target: Target, device: torch.device, *, taps: bool) -> _Re
             watcher=probe,
         )
         result = trial.run()
-    return _Rerun(result, probe, first_accusation(result, stand.pairs))
+    return _Rerun(result, probe, first_accusation(result, stand.pairs), site.num_hits)
 
 
 def _probe(case: Case, stand: Stand) -> Probe:
@@ -236,7 +255,7 @@ def _fails(rerun: _Rerun, case: Case) -> bool:
     return case.accusation.kind == "capture" and rerun.probe.tap is not None
 
 
-def _location(case: Case, rerun: _Rerun, reproduced: str) -> Location:
+def _location(case: Case, rerun: _Rerun, reproduced: str, num_hits: int) -> Location:
     probe, accusation = rerun.probe, rerun.accusation or case.accusation
     divergence = Divergence(
         scenario=case.plan.scenario, accusation=accusation, reproduced=reproduced, fault=case.fault
@@ -261,7 +280,7 @@ def _location(case: Case, rerun: _Rerun, reproduced: str) -> Location:
         ran_as=_ran_as(probe, probe.arm, at),
         twin_ran_as="" if probe.twin is None else _ran_as(probe, probe.twin, at),
     )
-    return Location(divergence, {} if reproduced == "no" else probe.arrays)
+    return Location(divergence, {} if reproduced == "no" else probe.arrays, num_hits)
 
 
 def _told_by_result(result: ScenarioResult, accusation: Accusation) -> TapFinding | None:

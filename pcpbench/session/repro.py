@@ -37,8 +37,8 @@ class ReproRequest(msgspec.Struct, frozen=True, kw_only=True):
 def run_repro(request: ReproRequest) -> int:
     """Replay the bundle, print what was found, and return the exit code.
 
-    0: it does not diverge any more; 1: it does. Raises UsageError (2) for a bundle that is none,
-    and CannotMeasure (3) for one that cannot be run here.
+    0: it does not diverge any more; 1: it does; 3: that it does not says nothing. Raises UsageError
+    (2) for a bundle that is none, and CannotMeasure (3) for one that cannot be run here.
     """
     bundle = read_bundle(request.bundle)
     case = bundle.case
@@ -55,12 +55,11 @@ def run_repro(request: ReproRequest) -> int:
     with one_thread(device):
         environment = environment_of(device)
         try:
-            found = locate(case, target, device).divergence
+            location = locate(case, target, device)
         except MeasuredFailure as failure:  # from capture: the arm cannot even be built
-            found = None
-            cause = str(failure)
+            found, num_hits, cause = None, 0, str(failure)
         else:
-            cause = ""
+            found, num_hits, cause = location.divergence, location.num_hits, ""
     result = ReproResult(
         bundle=str(request.bundle),
         recorded=bundle.finding,
@@ -68,6 +67,7 @@ def run_repro(request: ReproRequest) -> int:
         cause=cause,
         changes=_changes(bundle, environment),
         fault=case.fault,
+        num_hits=num_hits,
     )
     if request.json:
         print_repro_json(result)

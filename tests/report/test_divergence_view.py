@@ -46,6 +46,7 @@ FOUND = Divergence(
     plan=STEP, ran_as="FULL[reqs=4,tokens=4]", twin_ran_as="eager, padded to FULL[reqs=4,tokens=4]",
     fault="some-fault", bundle="results/run/divergence",
 )  # fmt: skip
+NEVER = replace(FOUND, reproduced="no", tap=None, fault="")
 
 
 def test_a_difference_is_one_sentence():
@@ -91,6 +92,28 @@ def test_the_report_shows_it_once_before_what_follows(make, width):
     document = json.loads(compare_json(result))
     assert document["divergence"]["tap"]["op"] == "mla_attention"
     assert document["divergence"]["plan"]["index"] == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"recorded": NEVER}, "it never showed in a run of the two arms alone"),
+        ({"fault": "some-fault"}, "the planted fault some-fault never acted in this run"),
+    ],
+)
+def test_a_repro_that_says_nothing_is_no_pass(make, capsys, changes, said):
+    result = ReproResult(**{"bundle": "b", "recorded": FOUND, "found": NEVER, **changes})
+    assert result.exit_code == 3
+    printed = " ".join(make.render(print_repro, result, width=100).split())
+    assert printed.startswith("NOT COMPARED")
+    assert said in printed
+    print_repro_json(result)
+    document = json.loads(capsys.readouterr().out)
+    assert (document["exit_code"], document["diverges"]) == (3, False)
+    acted = replace(result, fault="some-fault", num_hits=1, recorded=FOUND)
+    assert acted.exit_code == 0
+    again = replace(result, found=replace(FOUND, reproduced="without taps"))
+    assert again.exit_code == 1
 
 
 @pytest.mark.parametrize(

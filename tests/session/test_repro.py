@@ -8,6 +8,9 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine.engine import Engine
+from pcpbench.errors import CannotMeasure
+from pcpbench.report.compare_files import CompareFiles
+from pcpbench.targets.builtin import BuiltinArm
 
 FAULT = "weight-updated-by-rebinding"
 COMPARE = ["compare", "eager", "full", "--scenario", "s2-capture-edges", "--repetitions", "0"]
@@ -95,6 +98,54 @@ def test_what_was_mended_is_exit_0_in_one_sentence(run_dir, capsys):
     printed = words(capsys.readouterr().out)
     assert "it does not diverge any more." in printed
     assert f"Injected nothing; when the bundle was made it was the fault {FAULT}" in printed
+
+
+def test_what_never_showed_in_a_run_of_two_arms_is_not_mended_by_not_showing(run_dir, capsys):
+    def never_reproduced(document):
+        sound(document)
+        document["finding"].update(reproduced="no", tap=None)
+
+    edit(run_dir, never_reproduced)
+    assert cli.run(["repro", str(run_dir), "--json"]) == 3
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert (document["exit_code"], document["diverges"]) == (3, False)
+    assert words(printed.err).startswith("NOT COMPARED")
+    assert "it never showed in a run of the two arms alone" in words(printed.err)
+
+
+def test_a_planted_fault_that_never_acts_in_the_bundle_says_nothing(run_dir, capsys):
+    edit(run_dir, lambda document: document["case"].update(fault="appended-behind-last-tenant"))
+    assert cli.run(["repro", str(run_dir)]) == 3
+    printed = words(capsys.readouterr().out)
+    assert "the planted fault appended-behind-last-tenant never acted in this run" in printed
+
+
+def test_what_only_the_last_timed_repetition_shows_is_run_into_again(tmp_path, capsys, monkeypatch):
+    start, sampled, starts = BuiltinArm.start, BuiltinArm.sampled, {}
+    last = 1 + 1 + 3  # judged, recorded, timed
+
+    def counted(self, plan):
+        starts[id(self)] = starts.get(id(self), 0) + 1
+        start(self, plan)
+
+    def faulty(self):
+        late = self.label == "full" and starts[id(self)] == last
+        return [token + late for token in sampled(self)]
+
+    monkeypatch.setattr(BuiltinArm, "start", counted)
+    monkeypatch.setattr(BuiltinArm, "sampled", faulty)
+    out = tmp_path / "run"
+    command = [*COMPARE, "--out", str(out)]
+    command[command.index("--repetitions") + 1] = "3"
+    assert cli.run(command) == 1
+    assert "Not reproduced" not in capsys.readouterr().out
+    bundle = json.loads((out / "divergence" / "bundle.json").read_text(encoding="utf-8"))
+    assert bundle["case"]["accusation"]["contract"] == "C14"
+    assert bundle["case"]["repetitions"] == 3
+    starts.clear()
+    assert cli.run(["repro", str(out)]) == 1
+    assert "at the same place" in words(capsys.readouterr().out)
 
 
 def test_an_engine_that_raises_is_what_was_found(run_dir, capsys, monkeypatch):
@@ -218,6 +269,8 @@ BROKEN = {
     ),
     "nothing": (lambda d: first(d)["scheduled"][0].update(num_scheduled_tokens=0), "prefills 0"),
     "no blocks": (lambda d: first(d).update(new_block_ids={}), "holds 0 blocks"),
+    "never timed": (lambda d: d["case"].update(repetitions=-1), "its repetitions are -1"),
+    "timed for ever": (lambda d: d["case"].update(repetitions=1001), "its repetitions are 1001"),
     "name": (lambda d: plan_of(d)["requests"][0].update(req_id="\x1b[2J"), "is called '\\x1b[2J'"),
 }
 
@@ -362,13 +415,30 @@ def test_a_search_that_breaks_changes_no_verdict(tmp_path, capsys, monkeypatch):
     assert not (out / "divergence").exists()
 
 
-def test_a_search_that_taps_break_goes_on_without_them(tmp_path, capsys, monkeypatch):
-    """Taps change how a graph's pool is laid out; a broken pool may then not even be captured."""
+def test_a_bundle_that_cannot_be_written_changes_no_verdict(tmp_path, capsys, monkeypatch):
+    def full(*_):
+        raise CannotMeasure("'values.npz' cannot be written (No space left on device): make room.")
+
+    monkeypatch.setattr(CompareFiles, "add_files", full)
+    assert cli.run([*COMPARE, "--inject", FAULT, "--out", str(tmp_path / "run")]) == 1
+    printed = words(capsys.readouterr().out)
+    assert printed.startswith("FAIL")
+    assert "s2-capture-edges has no bundle to replay: 'values.npz' cannot be written" in printed
+    assert "layer 1, mlp -> hidden" in printed
+    assert "Replay it" not in printed
+
+
+@pytest.mark.parametrize("said", ["this pool overlaps", "std::bad_alloc"])
+def test_a_search_that_taps_break_goes_on_without_them(tmp_path, capsys, monkeypatch, said):
+    """Taps change how a graph's pool is laid out; a broken pool may then not even be captured.
+
+    And they need memory, of which there may be enough for engines without them.
+    """
     capture = Engine.capture
 
     def faulty(self, *arguments):
         if self.workers[0].taps is not None and self.graphs is not None:
-            raise RuntimeError("this pool overlaps")
+            raise RuntimeError(said)
         return capture(self, *arguments)
 
     monkeypatch.setattr(Engine, "capture", faulty)
