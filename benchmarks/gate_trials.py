@@ -6,21 +6,24 @@ that both meet the machine in the same moods. Then cuts gates from them in the o
 gate has processes of its own and looks after every one, as the real gate does; 20 gates share a
 baseline recorded before them, as a branch shares its main. Prints the table of docs/gate.md.
 
-Run: python benchmarks/gate_trials.py FILE [--gates 200] [--planted 100] [--neighbour] [--report]
+Run: python benchmarks/gate_trials.py FILE [--gates 200] [--planted 100] [--neighbour]
+     python benchmarks/gate_trials.py FILE [FILE ...] --report
 
---neighbour: beside a process that keeps the other core busy. --report: judge what the file has.
+--neighbour: beside a process that keeps the other core busy. --report: judge what the files have
+(plain or .gz): gates are cut from each file by itself, since ratios of two machines differ.
 --no-floors: leave out the kernel floors, which only a `launch` rule needs: processes are shorter.
-Two recordings at once, each with a FILE of its own, are each other's neighbours; a file with the
-lines of one behind those of the other is reported as one.
+What they would take is added to the time of a gate all the same. Two recordings at once, each with
+a FILE of its own, are each other's neighbours.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,10 +37,12 @@ from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_results import GateVerdict, worst
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, effective_rules
 from pcpbench.gate_samples import JudgedScenario, ProcessSample
+from pcpbench.session.gathering import START_S
 from pcpbench.session.processes import sample_once
 
 GATES_OF_A_BASELINE = 20
-JUDGING_S = 10.0
+JUDGING_S, FLOORS_S = 10.0, 1.0
+"""Of a gate: until its first process starts; of a process: its kernel floors. Measured."""
 VERDICTS = (
     GateVerdict.REGRESSION,
     GateVerdict.UNDECIDED,
@@ -56,7 +61,7 @@ class Record(msgspec.Struct, frozen=True):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("file", type=Path)
+    parser.add_argument("files", type=Path, nargs="+", metavar="FILE")
     parser.add_argument("--scenario", action="append", default=[])
     parser.add_argument("--gates", type=int, default=200)
     parser.add_argument("--planted", type=int, default=100)
@@ -65,24 +70,27 @@ def main() -> None:
     parser.add_argument("--no-floors", action="store_true")
     parser.add_argument("--report", action="store_true")
     arguments = parser.parse_args()
-    records = read(arguments.file)
     if not arguments.report:
+        if len(arguments.files) > 1 or arguments.files[0].suffix == ".gz":
+            parser.error("a recording goes into one plain file; several are for --report")
         with neighbour(arguments.neighbour):
-            record(arguments, records)
-    report(records, arguments.slowdown)
+            record(arguments, arguments.files[0])
+    report([read(path) for path in arguments.files], arguments.slowdown)
 
 
 def read(path: Path) -> list[Record]:
-    """What earlier calls recorded; a line that was cut short is left out."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    if len(whole) < len(lines):
-        path.write_bytes(b"".join(whole))
-    return [msgspec.json.decode(line, type=Record) for line in whole]
+    """What a call recorded; a line that was cut short is left out."""
+    data = path.read_bytes() if path.exists() else b""
+    data = gzip.decompress(data) if path.suffix == ".gz" else data
+    whole = data[: data.rfind(b"\n") + 1]
+    return [msgspec.json.decode(line, type=Record) for line in whole.splitlines()]
 
 
-def record(arguments: argparse.Namespace, records: list[Record]) -> None:
+def record(arguments: argparse.Namespace, path: Path) -> None:
     """Measure until both kinds make up the gates that were asked for."""
+    records = read(path)
+    whole = b"".join(msgspec.json.encode(each) + b"\n" for each in records)
+    path.write_bytes(whole)  # without a line that was cut short
     job = SampleJob(
         base="eager",
         candidate="full",
@@ -93,7 +101,7 @@ def record(arguments: argparse.Namespace, records: list[Record]) -> None:
         job = msgspec.structs.replace(job, floor_repetitions=0)
     wanted = {0.0: arguments.gates, arguments.slowdown: arguments.planted}
     turn = 0
-    with arguments.file.open("ab") as stream:
+    with path.open("ab") as stream:
         while True:
             open_kinds = [k for k, num in wanted.items() if len(gates(records, k)) < num]
             if not open_kinds:
@@ -155,7 +163,7 @@ def one_gate(
     )
     today, used_s = datetime.now(UTC).date(), JUDGING_S
     for num, sample in enumerate(stream, start=1):
-        used_s += sample.wall_s + 1.5  # an interpreter's start, before its own clock runs
+        used_s += START_S + sample.wall_s + floors_s(sample)
         is_over = used_s + sample.wall_s > DEFAULT_MAX_TIME_S
         if num < DEFAULT_PROCESSES and not is_over:
             continue
@@ -185,13 +193,19 @@ def neighbour(asked: bool) -> Iterator[None]:
         busy.wait()
 
 
-def report(records: list[Record], slowdown: float) -> None:
+def floors_s(sample: ProcessSample) -> float:
+    """Seconds that the kernel floors would have taken besides, where they were left out."""
+    has_floors = all(s.metrics["launch"].ratio is not None for s in sample.scenarios)
+    return 0.0 if has_floors else FLOORS_S
+
+
+def report(recordings: Sequence[list[Record]], slowdown: float) -> None:
     """The table of docs/gate.md."""
     names = "regression | undecided | pass | not measured | processes | seconds"
     print(f"| true slowdown | gates | {names} |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     for kind in (0.0, slowdown):
-        found = gates(records, kind)
+        found = [gate for records in recordings for gate in gates(records, kind)]
         if not found:
             continue
         verdicts = [verdict for verdict, _, _ in found]

@@ -7,7 +7,6 @@ own for each process as soon as it ends: what a killed run leaves can be read. R
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +18,7 @@ from pcpbench import __version__
 from pcpbench.checks.shift import MIN_PROCESSES
 from pcpbench.errors import UsageError
 from pcpbench.gate_jobs import Measured
+from pcpbench.gate_lines import FORMAT, SCHEMA_VERSION, checksum_of, process_bytes, process_of
 from pcpbench.gate_samples import (
     TIME_METRICS,
     MetricSample,
@@ -27,8 +27,6 @@ from pcpbench.gate_samples import (
 )
 from pcpbench.paths import reachable
 
-FORMAT: Final = "pcpbench-baseline"
-SCHEMA_VERSION: Final = 1
 LINES_SUFFIX: Final = ".jsonl"
 SAMPLES_NAME: Final = f"samples{LINES_SUFFIX}"
 MAX_FILE_BYTES: Final = 256 << 20
@@ -42,28 +40,16 @@ class _Document(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     measured: Measured
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    checksum: str
-    sample: ProcessSample | None = None
-    failure: ProcessFailure | None = None
-
-
 def baseline_bytes(measured: Measured) -> bytes:
     """The text of a baseline file (and, without processes, of the first line of samples)."""
     document = _Document(
         format=FORMAT,
         schema_version=SCHEMA_VERSION,
         pcpbench_version=__version__,
-        checksum=_checksum(measured),
+        checksum=checksum_of(measured),
         measured=measured,
     )
     return msgspec.json.encode(document) + b"\n"
-
-
-def process_bytes(ended: ProcessSample | ProcessFailure) -> bytes:
-    """One line of `samples.jsonl`."""
-    kind = "sample" if isinstance(ended, ProcessSample) else "failure"
-    return msgspec.json.encode({"checksum": _checksum(ended), kind: ended}) + b"\n"
 
 
 def samples_bytes(measured: Measured) -> bytes:
@@ -146,27 +132,22 @@ def read_measured(path: Path, what: str = "baseline") -> Measured:
     for number, line in enumerate(rest.splitlines(keepends=True), start=2):
         if not line.endswith(b"\n"):
             break  # a run that was killed while it wrote
-        measured = _grown(measured, line, f"is damaged in line {number}", file, what)
+        measured = _grown(measured, line, number, file, what)
     problem = _problem(measured, MIN_PROCESSES if what == "baseline" else 0)
     if problem:
         raise _refusal(file, what, problem)
     return measured
 
 
-def _grown(measured: Measured, line: bytes, problem: str, file: Path, what: str) -> Measured:
+def _grown(measured: Measured, line: bytes, number: int, file: Path, what: str) -> Measured:
     """The run with what one line holds."""
     try:
-        found, plain = msgspec.json.decode(line, type=_Line), msgspec.json.decode(line)
+        _, ended = process_of(line)
     except (ValueError, RecursionError) as error:
-        raise _refusal(file, what, f"{problem} ({error})") from error
-    for kind in ("sample", "failure"):
-        if kind in plain and found.checksum != _checksum(plain[kind]):
-            raise _refusal(file, what, f"{problem}: its checksum is not that of its content")
-    if found.failure is not None:
-        return measured.with_failure(found.failure)
-    if found.sample is None:
-        raise _refusal(file, what, f"{problem}: it holds no process")
-    return measured.with_process(found.sample)
+        raise _refusal(file, what, f"is damaged in line {number} ({error})") from error
+    if isinstance(ended, ProcessFailure):
+        return measured.with_failure(ended)
+    return measured.with_process(ended)
 
 
 def _document(file: Path, what: str, data: bytes) -> _Document:
@@ -188,7 +169,7 @@ def _document(file: Path, what: str, data: bytes) -> _Document:
     except (ValueError, RecursionError) as error:
         raise _refusal(file, what, f"is damaged ({error})") from error
     # Over what the file says: a field that came later has no say in an older file's checksum.
-    if document.checksum != _checksum(head["measured"]):
+    if document.checksum != checksum_of(head["measured"]):
         raise _refusal(file, what, "is damaged: its checksum is not that of its content")
     return document
 
@@ -226,7 +207,7 @@ def _problem(measured: Measured, least: int) -> str:
 
 def _damage(processes: Sequence[ProcessSample]) -> str:
     """What no process can have measured, "" for nothing."""
-    if len(set(map(_checksum, processes))) < len(processes):
+    if len(set(map(checksum_of, processes))) < len(processes):
         return "is damaged (it holds a process twice)"
     names = [[s.scenario for s in process.scenarios] for process in processes]
     if not names[0] or len(set(names[0])) != len(names[0]) or any(n != names[0] for n in names):
@@ -259,11 +240,6 @@ def _is_sound(sample: MetricSample) -> bool:
     """Whether its times could be times; a launch overhead alone may come out below zero."""
     stats = [stat for stat in (sample.base, sample.candidate) if stat is not None]
     return all(stat.num_samples > 0 and stat.std >= 0 for stat in stats)
-
-
-def _checksum(content: Any) -> str:
-    """Of the content, however it is laid out."""
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def _refusal(path: Path, what: str, problem: str) -> UsageError:

@@ -13,11 +13,11 @@ from statistics import median
 
 from pcpbench.errors import CannotMeasure, MeasuredFailure
 from pcpbench.gate_jobs import Measured
+from pcpbench.gate_lines import process_bytes
 from pcpbench.gate_results import Finding, GateVerdict
 from pcpbench.gate_rules import PROCESS_RULE
 from pcpbench.gate_samples import ProcessFailure, ProcessSample
 from pcpbench.report.progress import Progress
-from pcpbench.session.baseline import process_bytes
 from pcpbench.session.processes import sample_once
 
 MAX_BROKEN = 2

@@ -18,7 +18,7 @@ from pcpbench.records import Environment
 from pcpbench.report.csv_files import header, lines
 from pcpbench.report.gate_columns import GATE
 from pcpbench.report.gate_files import gate_row
-from pcpbench.report.page import gate_lines, gate_plots, plots
+from pcpbench.report.page import gate_plots, plots
 from pcpbench.report.page.gate import VALUED, asked, gate_told
 from pcpbench.report.page.gate_lines import read_lines
 from pcpbench.report.page.gate_trend import gate_trend_section
@@ -26,7 +26,6 @@ from pcpbench.report.page.page import render_page
 from pcpbench.report.page.self_check import self_check_told
 from pcpbench.report.self_check_view import self_check_json, summary
 from pcpbench.report.stored import StoredRun, read_run
-from pcpbench.session import baseline
 from pcpbench.session.baseline import read_measured, samples_bytes
 
 CRASH = ProcessFailure(why="a worker was ended by signal 9", is_crash=True)
@@ -108,10 +107,6 @@ def test_processes_are_those_that_the_gate_itself_reads(store, fake):
     assert ours.judged == theirs.judged
     assert ours.is_readable
     assert not ours.left_out()
-    assert (gate_lines.FORMAT, gate_lines.SCHEMA_VERSION) == (
-        baseline.FORMAT,
-        baseline.SCHEMA_VERSION,
-    )
 
 
 def test_lines_that_cannot_be_trusted_are_left_out_and_counted(store):

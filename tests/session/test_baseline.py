@@ -13,11 +13,11 @@ from msgspec.structs import replace
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.gate_jobs import SampleJob
+from pcpbench.gate_lines import process_bytes
 from pcpbench.gate_samples import ProcessFailure
 from pcpbench.session.baseline import (
     baseline_bytes,
     check_writable,
-    process_bytes,
     read_measured,
     samples_bytes,
     write_baseline,
@@ -95,7 +95,7 @@ def test_samples_of_a_killed_run_are_read_up_to_the_last_whole_line(tmp_path, fa
 def test_a_line_with_another_digit_is_damaged(tmp_path, fake):
     data = samples_bytes(fake.measured(RATIOS))
     (tmp_path / "samples.jsonl").write_bytes(data.replace(b'"wall_s":', b'"wall_s":1', 1))
-    with pytest.raises(UsageError, match="is damaged in line 2: its checksum is not that"):
+    with pytest.raises(UsageError, match=r"is damaged in line 2 \(its checksum is not that"):
         read_measured(tmp_path, "run")
 
 

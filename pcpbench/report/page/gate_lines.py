@@ -1,32 +1,23 @@
 """The processes of a gate read back: `samples.jsonl`, a line for each in the order they ended.
 
-Reads what session/baseline.py writes, into the gate's own records and by its checksums. A gate
+Reads what a gate writes, into the gate's own records and by their checksums. A gate
 refuses a file of which one line is damaged, since a verdict would rest on it; here a line that
 cannot be trusted is left out and counted, and the rest is shown. Judges nothing.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
+from pcpbench.gate_lines import FORMAT, SCHEMA_VERSION, checksum_of, process_of
 from pcpbench.gate_samples import JudgedScenario, ProcessFailure, ProcessSample
 from pcpbench.report.stored import StoredRun
 
-FORMAT: Final = "pcpbench-baseline"
-SCHEMA_VERSION: Final = 1
-"""What the first line says of the file, as session/baseline.py has it; a test holds them equal."""
 BAD_CONTENT: Final = (ValueError, TypeError, RecursionError)
-
-
-class _Line(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    checksum: str
-    sample: ProcessSample | None = None
-    failure: ProcessFailure | None = None
 
 
 class _Job(msgspec.Struct, frozen=True):
@@ -116,7 +107,7 @@ def read_lines(run: StoredRun, name: str) -> GateLines | None:
             num_cut += 1
             continue
         try:
-            checksum, ended = _process(line)
+            checksum, ended = process_of(line)
         except BAD_CONTENT:
             num_damaged += 1
             continue
@@ -140,28 +131,13 @@ def _with_head(found: GateLines, line: bytes) -> GateLines:
     try:
         plain = msgspec.json.decode(line)
         known = (plain["format"], plain["schema_version"]) == (FORMAT, SCHEMA_VERSION)
-        if not known or plain["checksum"] != _checksum(plain["measured"]):
+        if not known or plain["checksum"] != checksum_of(plain["measured"]):
             return found
         head = msgspec.convert(plain["measured"], _Head)
     except (*BAD_CONTENT, KeyError):
         return found
     job = head.job
     return replace(found, base=job.base, candidate=job.candidate, judged=head.judged, has_head=True)
-
-
-def _process(line: bytes) -> tuple[str, ProcessSample | ProcessFailure]:
-    """Checksum and content of a line; raises ValueError for one that is not as it was written."""
-    found = msgspec.json.decode(line, type=_Line)
-    ended = found.sample or found.failure
-    kind = "sample" if found.sample else "failure"
-    # Over what the file says: a field that came later has no say in an older file's checksum.
-    if ended is None or found.checksum != _checksum(msgspec.json.decode(line)[kind]):
-        raise ValueError("no process, or another one than was written")
-    return found.checksum, ended
-
-
-def _checksum(content: Any) -> str:
-    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()
 
 
 def scenarios_of(samples: Sequence[tuple[int, ProcessSample]]) -> list[str]:
