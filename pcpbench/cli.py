@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from typer import TyperException  # here, so that a typer without it is told at the start
 
 from pcpbench import __version__, cli_report, cli_runs
 from pcpbench.arguments import refuse_empty, refuse_repeated, refuse_undecodable, text_of
@@ -156,12 +158,15 @@ def compare(
             options=options,
             scenarios=tuple(scenario or ()),
             quick=quick,
+            repetitions=repetitions,
             feed=feed,
             checks=check,
             inject=inject,
             save_baseline=save_baseline,
             processes=processes,
             baseline=baseline,
+            engine_python=engine_python,
+            engine_timeout=engine_timeout,
             json=json,
             out=out,
         )
@@ -270,17 +275,15 @@ def run(arguments: list[str]) -> int:
         refuse_undecodable(arguments)
         refuse_repeated(arguments, typer.main.get_command(app))
         result = app(arguments, prog_name="pcpbench", standalone_mode=False)
-        if sys.stdout is not None:
-            sys.stdout.flush()  # what cannot be written is told here, not by the interpreter
-        code = result if isinstance(result, int) else 0
+        code = _flushed(result if isinstance(result, int) else 0)
         return _interrupted() if code == INTERRUPTED else code
     except PcpbenchError as error:
         return _complain(str(error), error.exit_code)
     except typer.Exit as stop:
         return stop.exit_code
-    except typer.TyperException as error:
+    except TyperException as error:
         if type(error).__name__ == "NoArgsIsHelpError":  # its text is the whole help
-            print(text_of(error), file=sys.stderr)
+            _say(text_of(error))
             return _complain("name a command.", 2)
         return _complain(text_of(error), 2)
     except (typer.Abort, KeyboardInterrupt):
@@ -288,11 +291,29 @@ def run(arguments: list[str]) -> int:
     except OSError as error:  # no verdict; what befalls stdout and stderr is in streams.py
         return _complain(f"a file could not be read or written: {error}.", 3)
     except SystemExit as stop:  # a signal, or the console's answer to a pipe that nobody guards
-        code = int(stop.code or 0)
-        return _interrupted(code) if code > 128 else 3 if code == 1 else code
+        return _left(stop)
     except Exception:
-        print(printable(traceback.format_exc()), end="", file=sys.stderr)
+        _say(printable(traceback.format_exc()).rstrip("\n"))
         return _complain("pcpbench itself failed (see above); nothing was measured.", 3)
+
+
+def _flushed(code: int) -> int:
+    """Told here, not by the interpreter: a stdout that cannot be written is 3, but no pardon."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except PcpbenchError as error:
+        return _complain(str(error), code if code == 1 else error.exit_code)
+    return code
+
+
+def _left(stop: SystemExit) -> int:
+    """The exit code of who called sys.exit: no library's 1, and no text, is a regression."""
+    if stop.code is None:
+        return 0
+    if not isinstance(stop.code, int):
+        return _complain(f"something in it ended the program: {stop.code}", 3)
+    return _interrupted(stop.code) if stop.code > 128 else 3 if stop.code == 1 else stop.code
 
 
 def _interrupted(exit_code: int = INTERRUPTED) -> int:
@@ -302,5 +323,13 @@ def _interrupted(exit_code: int = INTERRUPTED) -> int:
 
 def _complain(message: str, exit_code: int) -> int:
     """One line, whatever a device or a library said: who started us reads the last one."""
-    print(f"pcpbench: {printable(' '.join(message.splitlines()))}", file=sys.stderr)
+    _say(f"pcpbench: {printable(' '.join(message.splitlines()))}")
     return exit_code
+
+
+def _say(text: str) -> None:
+    """Talk. Where it cannot be written the exit code alone has to do: nothing may replace it."""
+    if sys.stderr is None:  # print would take stdout instead
+        return
+    with suppress(Exception):
+        print(text, file=sys.stderr)

@@ -94,10 +94,9 @@ def _try_backend(backend: GraphBackend, device: torch.device) -> None:
 def _triton_row() -> DoctorRow:
     what = "triton kernels"
     if importlib.util.find_spec("triton") is None:
-        why = (
-            "triton is not installed: the torch twins run everywhere, so a GPU run would be slower"
-        )
-        return DoctorRow(what=what, status=Ability.LIMITED, why=why)
+        why = "triton is not installed: a CPU has torch twins, a GPU runs nothing without kernels"
+        status = Ability.NO if torch.cuda.is_available() else Ability.LIMITED
+        return DoctorRow(what=what, status=status, why=why)
     if not torch.cuda.is_available():
         why = "no GPU: their torch twins run; tests run the kernels in triton's interpreter"
         return DoctorRow(what=what, status=Ability.LIMITED, why=why)

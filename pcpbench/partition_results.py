@@ -146,6 +146,7 @@ class PartCount(msgspec.Struct, frozen=True, kw_only=True):
 class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run. parts: what is done. num_parts: of how many.
 
+    unfinished: pieces that were broken off; what was found in them counts, they are not done.
     makers: who was compared, the judge's own first. what: "batches" or "steps".
     """
 
@@ -160,12 +161,18 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     run_dir: str = ""
     what: str = "batches"
     stopped: str = ""
+    unfinished: tuple[PartCount, ...] = ()
+
+    @property
+    def seen(self) -> tuple[PartCount, ...]:
+        """All that was compared, in pieces that are done and in those that are not."""
+        return (*self.parts, *self.unfinished)
 
     @property
     def groups(self) -> tuple[GroupCount, ...]:
         """Counts by world, interleave and mode, over all parts."""
         found: dict[str, GroupCount] = {}
-        for part in self.parts:
+        for part in self.seen:
             for count in part.groups:
                 known = found.get(count.group)
                 found[count.group] = count if known is None else known.plus(count)
@@ -175,7 +182,7 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     def fields(self) -> tuple[FieldCount, ...]:
         """Counts by field and pair of makers, over all parts."""
         found: dict[tuple[str, str, str], FieldCount] = {}
-        for part in self.parts:
+        for part in self.seen:
             for count in part.fields:
                 key = (count.left, count.right, count.field)
                 known = found.get(key)
@@ -185,14 +192,14 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def kernels(self) -> dict[str, int]:
         """How often kernels ran, by how."""
-        return _summed([part.kernels for part in self.parts])
+        return _summed([part.kernels for part in self.seen])
 
     @property
     def explained(self) -> dict[str, tuple[int, PartitionDifference]]:
         """Reason of a known difference -> how often, and the first one."""
-        counts = _summed([part.reasons for part in self.parts])
+        counts = _summed([part.reasons for part in self.seen])
         first: dict[str, PartitionDifference] = {}
-        for part in self.parts:
+        for part in self.seen:
             for difference in part.explained:
                 first.setdefault(difference.reason, difference)
         return {reason: (number, first[reason]) for reason, number in counts.items()}
@@ -200,7 +207,7 @@ class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def differences(self) -> tuple[PartitionDifference, ...]:
         """Those that nobody can explain, as far as they were kept."""
-        return tuple(difference for part in self.parts for difference in part.differences)
+        return tuple(difference for part in self.seen for difference in part.differences)
 
     @property
     def num_batches(self) -> int:

@@ -10,7 +10,7 @@ from pcpbench.config import DRAFT_MODELS
 from pcpbench.engine_options import PREPARING_TARGETS, EngineOptions
 from pcpbench.errors import UsageError
 from pcpbench.modes import CUDAGraphMode
-from pcpbench.request import CHECKS, FEEDS, QUICK_SCENARIOS
+from pcpbench.request import CHECKS, DEFAULT_REPETITIONS, FEEDS, QUICK_SCENARIOS
 from pcpbench.scenarios.loader import choose_scenarios
 
 MODE = CUDAGraphMode.FULL_AND_PIECEWISE
@@ -25,12 +25,15 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
     options: EngineOptions
     scenarios: tuple[str, ...] = ()
     quick: bool = False
+    repetitions: int = DEFAULT_REPETITIONS
     feed: str = FEEDS[0]
     checks: str = CHECKS[0]
     inject: str | None = None
     save_baseline: Path | None = None
     processes: int | None = None
     baseline: Path | None = None
+    engine_python: Path | None = None
+    engine_timeout: float | None = None
     json: bool = False
     out: Path | None = None
 
@@ -58,13 +61,17 @@ class TargetsRequest(msgspec.Struct, frozen=True, kw_only=True):
             raise UsageError(
                 "--draft-model: vLLM's speculators are not on the stand: leave it out."
             )
+        repetitions = self.repetitions if self.repetitions != DEFAULT_REPETITIONS else None
         for flag, value in (
+            ("--repetitions", repetitions),
             ("--feed", self.feed if self.feed != FEEDS[0] else None),
             ("--check", self.checks if self.checks != CHECKS[0] else None),
             ("--inject", self.inject),
             ("--save-baseline", self.save_baseline),
             ("--processes", self.processes),
             ("--baseline", self.baseline),
+            ("--engine-python", self.engine_python),
+            ("--engine-timeout", self.engine_timeout),
         ):
             if value is not None:
                 raise UsageError(

@@ -11,13 +11,15 @@ Shape letters: T tokens of all sequences, L of one, H heads, r = kv_lora_rank, p
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final
 
 import torch
 from torch import Tensor
 
 from pcpbench.model.decoder import DecoderLayer, MLADecoder
+from pcpbench.model.indexer import Indexer
 from pcpbench.model.layers import RMSNorm
 from pcpbench.model.mla import MLAAttention
 from pcpbench.model.moe import MoE
@@ -27,6 +29,9 @@ from pcpbench.records import IndexTable, IndexTables
 
 MAX_SCORES: Final = 2**24
 """Attention scores formed at once; longer sequences take their queries in pieces."""
+
+Chosen = Callable[[int, int], Tensor]
+"""bool [end - start, L] of (start, end): which keys the queries of these positions attend to."""
 
 
 @torch.inference_mode()
@@ -187,29 +192,41 @@ def _chosen(
     token_ids: Sequence[Sequence[int]],
     shape: ModelShape,
     device: torch.device,
-) -> list[Tensor | None]:
-    """Which keys each token of a sequence attends to, bool [L, L]; None for all that it sees.
+) -> list[Chosen | None]:
+    """Which keys each token of a sequence attends to; None for all that it sees.
 
     Those index_topk of its own and earlier keys whose score is largest, the later of two alike.
     """
     if attention.indexer is None:
         return [None] * len(token_ids)
-    chosen: list[Tensor | None] = []
-    for tokens in token_ids:
-        ids = torch.tensor(list(tokens), dtype=torch.int64, device=device)
-        tables = attention.indexer
-        query, key = tables.query[ids].double(), tables.key[ids].double()
-        score = torch.zeros(len(ids), len(ids), dtype=torch.float64, device=device)
-        for head in range(shape.index_n_heads):
-            product = (query[:, head] @ key.T).clamp(min=0)
-            score += tables.weights[ids, head].double()[:, None] * product
-        # Two scores that differ do so by 1 at least: a part of 1 decides between those that do not.
-        places = torch.arange(len(ids), dtype=torch.float64, device=device)
-        score += places / (len(ids) + 1)
-        score.masked_fill_(places > places[:, None], -1.0)
-        best = score.topk(min(shape.index_topk, len(ids)), 1).values[:, -1:]
-        chosen.append(score >= best)
-    return chosen
+    return [partial(_best, attention.indexer, tokens, shape, device) for tokens in token_ids]
+
+
+def _best(
+    tables: Indexer,
+    tokens: Sequence[int],
+    shape: ModelShape,
+    device: torch.device,
+    start: int,
+    end: int,
+) -> Tensor:
+    """bool [end - start, L]: the keys of the queries of these positions, see `_chosen`.
+
+    A piece has the bits of the whole: every sum is one of whole numbers that float64 holds.
+    """
+    ids = torch.tensor(list(tokens), dtype=torch.int64, device=device)
+    rows = ids[start:end]
+    query, key = tables.query[rows].double(), tables.key[ids].double()
+    score = torch.zeros(len(rows), len(ids), dtype=torch.float64, device=device)
+    for head in range(shape.index_n_heads):
+        product = (query[:, head] @ key.T).clamp_(min=0)
+        score += product.mul_(tables.weights[rows, head].double()[:, None])
+    # Two scores that differ do so by 1 at least: a part of 1 decides between those that do not.
+    places = torch.arange(len(ids), dtype=torch.float64, device=device)
+    score += places / (len(ids) + 1)
+    score.masked_fill_(places > places[start:end, None], -1.0)
+    best = score.topk(min(shape.index_topk, len(ids)), 1).values[:, -1:]
+    return score >= best
 
 
 def _attention(
@@ -218,7 +235,7 @@ def _attention(
     shape: ModelShape,
     angles: Tensor,
     lengths: list[int],
-    chosen: list[Tensor | None],
+    chosen: list[Chosen | None],
 ) -> Tensor:
     """x: [T, hidden], normed; the layer's addition to the residual [T, hidden].
 
@@ -244,10 +261,10 @@ def _attention(
     return values.flatten(1) @ attention.w_o.float()
 
 
-def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, *, window: int) -> Tensor:
+def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Chosen | None, *, window: int) -> Tensor:
     """q, k: [L, H, nope + p], v: [L, H, v_head_dim]; values [L, H, v_head_dim] of one sequence.
 
-    chosen: bool [L, L], the keys that each query attends to besides seeing them; None for all.
+    chosen: the keys that each query attends to besides seeing them; None for all.
     window: how many positions each sees, its own among them; 0 for all.
     """
     length, heads, width = q.shape
@@ -261,6 +278,6 @@ def _causal(q: Tensor, k: Tensor, v: Tensor, chosen: Tensor | None, *, window: i
         if window:
             ahead |= torch.ones_like(ahead).tril(start - window)
         if chosen is not None:
-            ahead |= ~chosen[start:end, :end]
+            ahead |= ~chosen(start, end)[:, :end]
         values.append(scores.masked_fill(ahead, -torch.inf).softmax(-1) @ v[:, :end])
     return torch.cat(values, 1).transpose(0, 1)

@@ -15,7 +15,6 @@ from pcpbench.checks.poison import POISONS
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import Clock, make_clock, one_thread
 from pcpbench.device.environment import environment_of
-from pcpbench.errors import NoMemory
 from pcpbench.faults.fault import Fault
 from pcpbench.plan import ScenarioPlan
 from pcpbench.report.compare_files import CompareFiles
@@ -43,6 +42,7 @@ from pcpbench.session.stand import Stand, StandBuilder
 from pcpbench.session.timing import NUM_RECORD_PASSES
 from pcpbench.session.tracing import MAX_TRACED_STEPS
 from pcpbench.session.trial import Trial
+from pcpbench.session.what_stands import complain, notice_of, write_end
 from pcpbench.targets.choice import make_target
 from pcpbench.targets.protocol import Target
 
@@ -71,47 +71,56 @@ def run_compare(request: CompareRequest) -> int:
         "check": request.checks,
         **({"inject": fault.name} if fault is not None else {}),
     }
-    with one_thread(device):
-        environment = environment_of(device)
-        with CompareFiles(
-            request.out,
-            base=ladder.base,
-            candidate=ladder.candidate,
-            settings=settings,
-            environment=environment,
-            async_device=device.type != "cpu",
-        ) as files:
-            locator = Locator(request, target, backend.name, device, files, environment)
-            scenarios = _run_scenarios(
-                request, target, plans, builder, files, device, fault, locator
-            )
-            outcome, reasons = overall(scenarios)
-            result = CompareResult(
+    result: CompareResult | None = None
+    try:
+        with one_thread(device):
+            environment = environment_of(device)
+            with CompareFiles(
+                request.out,
                 base=ladder.base,
                 candidate=ladder.candidate,
-                outcome=outcome,
-                reasons=reasons,
-                scenarios=scenarios,
                 settings=settings,
                 environment=environment,
-                notices=(
-                    *chosen_settings(request.options),
-                    *idle_settings(request.options),
-                    *known_differences(target.traits, request.options),
-                    *builder.notices,
-                    *locator.notices,
-                ),
-                divergence=locator.divergence,
-                wall_s=time.perf_counter() - start,
-                run_dir=str(files.path),
-            )
-            files.finish(result)
-    if request.json:
-        print_json(result)
-        print_verdict(result, make_console(sys.stderr))
-    else:
-        print_compare(result, make_console())
-    return after_compare(request, result, plans)
+                async_device=device.type != "cpu",
+            ) as files:
+                locator = Locator(request, target, backend.name, device, files, environment)
+                scenarios = _run_scenarios(
+                    request, target, plans, builder, files, device, fault, locator
+                )
+                outcome, reasons = overall(scenarios)
+                result = CompareResult(
+                    base=ladder.base,
+                    candidate=ladder.candidate,
+                    outcome=outcome,
+                    reasons=reasons,
+                    scenarios=scenarios,
+                    settings=settings,
+                    environment=environment,
+                    notices=(
+                        *chosen_settings(request.options),
+                        *idle_settings(request.options),
+                        *known_differences(target.traits, request.options),
+                        *builder.notices,
+                        *locator.notices,
+                    ),
+                    divergence=locator.divergence,
+                    wall_s=time.perf_counter() - start,
+                    run_dir=str(files.path),
+                )
+                write_end(partial(files.finish, result), outcome)
+    except Exception as error:
+        complain(error, None if result is None else result.outcome)
+    assert result is not None
+    try:
+        if request.json:
+            print_json(result)
+            print_verdict(result, make_console(sys.stderr))
+        else:
+            print_compare(result, make_console())
+        return after_compare(request, result, plans)
+    except Exception as error:
+        complain(error, result.outcome)
+        return result.outcome.exit_code
 
 
 def plan_scenarios(request: CompareRequest, target: Target) -> list[ScenarioPlan]:
@@ -132,7 +141,8 @@ def _run_scenarios(
     fault: Fault | None,
     locator: Locator,
 ) -> tuple[ScenarioResult, ...]:
-    clock, results = make_clock(device), []
+    clock = make_clock(device)
+    results: list[ScenarioResult] = []
     scenarios = choose_scenarios(request.scenario_names)
     with make_progress() as progress:
         try:
@@ -145,32 +155,37 @@ def _run_scenarios(
                         plan = plan_for(target, scenario, request.options)
                     progress.start(plan.scenario, _num_units(plan, stand, request))
                     trial = _trial(request, plan, stand, clock, progress)
-                    result = trial.run()
-                result = without_bill(result, fault, site.num_hits, request.checks)
+                    result = without_bill(trial.run(), fault, site.num_hits, request.checks)
+                    # Before files are written and a fault is taken out, which can raise.
+                    results.append(result)
+                    _add(files, result, plan, trial)
                 if fault is not None and not site.num_hits and result.outcome is Outcome.FAIL:
                     never = f"{fault.name} never acted in {plan.scenario}"
                     locator.tell("inject", f"{never}: what failed there is not its doing.")
-                files.add_scenario(
-                    result,
-                    plan,
-                    trial.records,
-                    trial.timings,
-                    trial.step_drifts,
-                    trial.step_audits,
-                    samples=trial.samples,
-                    place_drifts=trial.place_drifts,
-                    phases=trial.phases,
-                )
                 progress.say(f"{plan.scenario}: {result.outcome.value} ({result.wall_s:.1f} s)")
-                results.append(result)
                 if result.outcome is Outcome.FAIL and locator.divergence is None:
                     progress.say(f"{plan.scenario}: looking for the first difference")
                     locator.locate(result, plan, stand.pairs, trial.tokens, trial.drafts)
-        except NoMemory as error:  # what was seen before stands
+        except Exception as error:  # what was seen before stands
             if not any(result.outcome is Outcome.FAIL for result in results):
                 raise
-            locator.tell("memory", f"{len(results)} scenarios ended, then {error}")
+            ended = f"the run ended after {len(results)} of {len(plans)} scenarios"
+            locator.notices.append(notice_of(error, ended))
     return tuple(results)
+
+
+def _add(files: CompareFiles, result: ScenarioResult, plan: ScenarioPlan, trial: Trial) -> None:
+    files.add_scenario(
+        result,
+        plan,
+        trial.records,
+        trial.timings,
+        trial.step_drifts,
+        trial.step_audits,
+        samples=trial.samples,
+        place_drifts=trial.place_drifts,
+        phases=trial.phases,
+    )
 
 
 def _trial(

