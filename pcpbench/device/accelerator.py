@@ -13,7 +13,7 @@ import torch
 
 from pcpbench.device.address_recorder import AddressRecorder
 from pcpbench.device.graph import ExternalUse, GraphPool
-from pcpbench.device.memory import memory_errors
+from pcpbench.device.memory import is_no_memory, no_memory
 from pcpbench.errors import CaptureError, DeviceMissing
 
 T = TypeVar("T")
@@ -81,15 +81,28 @@ class AcceleratorGraphBackend:
         return AcceleratorPool()
 
     def capture(self, fn: Callable[[], T], pool: GraphPool) -> tuple[AcceleratorGraph, T]:
-        """Capture `fn`; see GraphBackend.capture."""
+        """Capture `fn`; see GraphBackend.capture.
+
+        After an error inside, to end the capture may raise again; what `fn` raised is what counts.
+        """
         if not isinstance(pool, AcceleratorPool):
             raise TypeError("an accelerator graph needs a pool of its own backend")
         graph = torch.cuda.CUDAGraph()
         recorder = AddressRecorder()
         torch.cuda.synchronize()
+        raised: BaseException | None = None
         try:
-            with memory_errors(), torch.cuda.graph(graph, pool=pool.handle), recorder:
-                result = fn()
-        except RuntimeError as error:
-            raise CaptureError(f"the device refused the capture: {error}") from error
+            with torch.cuda.graph(graph, pool=pool.handle), recorder:
+                try:
+                    result = fn()
+                except BaseException as error:
+                    raised = error
+                    raise
+        except Exception as error:
+            first = raised or error
+            if is_no_memory(first):
+                raise no_memory(first) from first
+            if isinstance(first, RuntimeError):
+                raise CaptureError(f"the device refused the capture: {first}") from first
+            raise first from first.__cause__
         return AcceleratorGraph(graph, recorder), result

@@ -16,8 +16,9 @@ BACKENDS = ("host", "accelerator")
 
 
 def resolve_device(name: str) -> torch.device:
-    """The torch device for `auto`, `cpu`, `cuda` or `cuda:N`.
+    """The torch device for `auto`, `cpu`, `cuda` or `cuda:N`; the last becomes the current one.
 
+    A capture, Triton and a synchronization act on the current device.
     Raises UsageError for a name that is no device, DeviceMissing for one that is not here.
     """
     if name == "auto":
@@ -33,6 +34,8 @@ def resolve_device(name: str) -> torch.device:
         raise DeviceMissing(
             f"--device is {name!r}, but this machine has {count} CUDA devices: use --device cpu."
         )
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)
     return device
 
 
@@ -49,4 +52,10 @@ def resolve_backend(name: str, device: torch.device) -> GraphBackend:
                 "use --backend accelerator or --device cpu."
             )
         return HostGraphBackend()
-    return AcceleratorGraphBackend()
+    backend = AcceleratorGraphBackend()
+    if device.type != "cuda":
+        raise UsageError(
+            f"--backend is accelerator, which captures on a CUDA device, but --device is {device}: "
+            "use --backend host or --device cuda."
+        )
+    return backend

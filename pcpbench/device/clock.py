@@ -168,13 +168,16 @@ class HostClock:
 class AcceleratorClock:
     """Times steps on an accelerator: host time, and device busy time from the profiler."""
 
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
     def now(self) -> float:
         """Seconds on the host's monotonic clock."""
         return time.perf_counter()
 
     def synchronize(self) -> None:
-        """Wait for all streams of the current device."""
-        torch.accelerator.synchronize()
+        """Wait for all streams of the device."""
+        torch.accelerator.synchronize(self._device)
 
     def kernels(self, fn: Callable[[], None]) -> Kernels:
         """Run `fn` once under the profiler, which tells how long device kernels were busy."""
@@ -193,7 +196,7 @@ class AcceleratorClock:
 
 def make_clock(device: torch.device) -> Clock:
     """The clock for a device."""
-    return HostClock() if device.type == "cpu" else AcceleratorClock()
+    return HostClock() if device.type == "cpu" else AcceleratorClock(device)
 
 
 @contextmanager

@@ -19,29 +19,23 @@ SAID: Final = ("can't allocate memory", "not enough memory", "std::bad_alloc", "
 def memory_errors() -> Iterator[None]:
     """Raise NoMemory for whatever says in this block that there is none left.
 
-    What pcpbench raises on purpose passes.
+    What pcpbench raises on purpose passes. An error is judged by itself: one that an engine raises
+    while it handles a lack of memory is the engine's.
     """
     try:
         yield
     except PcpbenchError:
         raise
     except Exception as error:
-        first = _without_memory(error)
-        if first is None:
+        if not is_no_memory(error):
             raise
-        said = " ".join(str(first).split())[:300].rstrip(". ")
-        raise NoMemory(f"there is not enough memory: {said}.") from error
+        raise no_memory(error) from error
 
 
-def _without_memory(error: BaseException) -> BaseException | None:
-    """The error that says that no memory is left: this one, or one that it was raised after.
-
-    To end a capture that ran out of memory fails as well, and that error is the one that is seen.
-    """
-    if is_no_memory(error):
-        return error
-    before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return None if before is None else _without_memory(before)
+def no_memory(error: BaseException) -> NoMemory:
+    """What pcpbench raises for an error that says that no memory is left."""
+    said = " ".join(str(error).split())[:300].rstrip(". ")
+    return NoMemory(f"there is not enough memory: {said}.")
 
 
 def is_no_memory(error: BaseException) -> bool:

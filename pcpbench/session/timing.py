@@ -45,7 +45,7 @@ def time_arms(
     drafts: see Drafts; no time goes into making them. floor_repetitions: in how many repetitions,
     from the first on, floors are measured, since they take longer than the steps; None for all.
     """
-    with _no_collector(), _no_evidence(arms):
+    with _no_collector(), no_evidence(arms):
         chosen = floor_steps(plan) if floor_repetitions != 0 else frozenset()
         kernels = record_kernels(arms, plan, forced, clock, on_step, drafts, chosen)
         timings = []
@@ -140,8 +140,8 @@ def _in_turn(arms: Sequence[Arm], number: int) -> Sequence[Arm]:
 
 
 @contextmanager
-def _no_evidence(arms: Sequence[Arm]) -> Iterator[None]:
-    """Timed steps keep nothing for a judge; nobody looks at it."""
+def no_evidence(arms: Sequence[Arm]) -> Iterator[None]:
+    """Timed and traced steps keep nothing for a judge; nobody looks at it."""
     for arm in arms:
         arm.keep_evidence(False)
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from pcpbench.device.clock import Clock
 from pcpbench.plan import ScenarioPlan
-from pcpbench.session.timing import Drafts, drafts_at, tokens_at
+from pcpbench.session.timing import Drafts, drafts_at, no_evidence, tokens_at
 from pcpbench.targets.protocol import Arm
 from pcpbench.timings import Phase
 
@@ -30,20 +30,21 @@ def trace_arms(
 
     forced, drafts: as in time_arms. A step ends when its device has done what it was given.
     """
-    for arm in arms:
-        arm.start(plan)
-    clock.synchronize()
-    begin = clock.now()
     phases: list[Phase] = []
-    for number, step in enumerate(plan.steps[:MAX_TRACED_STEPS]):
+    with no_evidence(arms):
         for arm in arms:
-            start = clock.now()
-            fed = (tokens_at(forced, number), drafts_at(drafts, arm, number))
-            stretches = arm.execute_watched(step, *fed, clock.now)
-            clock.synchronize()
-            whole = ("step", None, start, clock.now())
-            phases += _phases(arm.label, step.index, (whole, *stretches), begin)
-            on_step()
+            arm.start(plan)
+        clock.synchronize()
+        begin = clock.now()
+        for number, step in enumerate(plan.steps[:MAX_TRACED_STEPS]):
+            for arm in arms:
+                start = clock.now()
+                fed = (tokens_at(forced, number), drafts_at(drafts, arm, number))
+                stretches = arm.execute_watched(step, *fed, clock.now)
+                clock.synchronize()
+                whole = ("step", None, start, clock.now())
+                phases += _phases(arm.label, step.index, (whole, *stretches), begin)
+                on_step()
     return phases
 
 

@@ -65,6 +65,28 @@ def test_capture_writes_nothing_outside(backend: HostGraphBackend) -> None:
     assert torch.equal(out, (before[0] + 1) * 2)
 
 
+@pytest.mark.parametrize("plain", [False, True])
+def test_repeats_that_the_graph_itself_writes_mean_nothing_at_capture(plain: bool) -> None:
+    backend = HostGraphBackend(plain=plain)
+    rows, repeats = torch.arange(12.0).view(3, 4), torch.zeros(3, dtype=torch.int32)
+    lens = torch.tensor([0, 3, 1], dtype=torch.int32)
+
+    def step() -> tuple[torch.Tensor, torch.Tensor]:
+        repeats.copy_(lens)
+        which = torch.repeat_interleave(repeats, output_size=4)
+        return which, rows.repeat_interleave(repeats, dim=0, output_size=4)
+
+    graph, (which, spread) = backend.capture(step, backend.new_pool())
+    assert repeats.tolist() == [0, 0, 0]
+    assert which.dtype is torch.int32
+    for counts in ([0, 3, 1], [2, 0, 2]):
+        lens.copy_(torch.tensor(counts))
+        graph.replay()
+        wanted = [row for row, count in enumerate(counts) for _ in range(count)]
+        assert which.tolist() == wanted
+        assert torch.equal(spread, rows[wanted])
+
+
 def test_capture_leaves_random_generators_alone(backend: HostGraphBackend) -> None:
     own = torch.Generator().manual_seed(3)
     states = torch.get_rng_state(), own.get_state()

@@ -17,12 +17,15 @@ from pcpbench.device.host_graph.schema import tensors_in
 from pcpbench.errors import CaptureError
 
 x = torch.rand(4, 6)
+row = torch.rand(6)
+HERE = x.device  # what an engine names, be it `cpu` here
 ids = torch.tensor([1, 2, 0])
 mask = x > 0.5
 weight = torch.rand(4, 4)
 
 HOST_VALUE = "value to the host"
 DATA_SHAPE = "shape of its result depends"
+HOST_SOURCE = "made in the host's memory"
 METADATA = "memory or shape in place"
 LAYOUT = "plain dense CPU tensors"
 LOCAL = "aten._local_scalar_dense.default"
@@ -95,6 +98,100 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         HOST_VALUE,
     ),
     "normal": (lambda: torch.normal(x, x), "aten.normal.Tensor_Tensor", HOST_VALUE),
+    "a number by index": (
+        lambda: x.__setitem__(ids, 1.0),
+        "aten.index_put_.default (through torch.Tensor.__setitem__)",
+        HOST_SOURCE,
+    ),
+    "a number by columns": (
+        lambda: x.__setitem__((slice(None), ids), -torch.inf),
+        "aten.index_put_.default",
+        HOST_SOURCE,
+    ),
+    "a number, functional": (
+        lambda: x.index_put((ids,), torch.tensor(1.0)),
+        "aten.index_put.default",
+        HOST_SOURCE,
+    ),
+    "a number, added": (
+        lambda: x.index_put_((ids,), torch.tensor(1.0), accumulate=True),
+        "aten.index_put_.default",
+        HOST_SOURCE,
+    ),
+    "a number in one place": (lambda: row.__setitem__(0, 0), "aten.copy_.default", HOST_SOURCE),
+    "a constant copied": (
+        lambda: row[0].copy_(torch.tensor(1.0)),
+        "aten.copy_.default",
+        HOST_SOURCE,
+    ),
+    "zeros of the host copied": (
+        lambda: x.clone().copy_(torch.zeros(6) + 1.0),
+        "aten.copy_.default",
+        HOST_SOURCE,
+    ),
+    "fill by zeros made on the device": (
+        lambda: x.masked_fill(mask, torch.zeros((), device=HERE)),
+        "aten.masked_fill.Tensor",
+        "give it a Python number, or use torch.where",
+    ),
+    "fill by a number made on the device": (
+        lambda: x.masked_fill(mask, torch.full((), 0.0, device=HERE)),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill by a scalar made on the device": (
+        lambda: x.masked_fill(mask, torch.scalar_tensor(0.0, device=HERE)),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill by the like of a tensor": (
+        lambda: x.masked_fill(mask, x.new_zeros(())),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill by a new number": (
+        lambda: x.masked_fill(mask, x.new_tensor(0.0)),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill by a number moved there": (
+        lambda: x.masked_fill(mask, torch.tensor(0).to(HERE, torch.float32)),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "fill where a device is the default": (
+        lambda: _on_default_device(lambda: x.masked_fill(mask, torch.zeros(()))),
+        "aten.masked_fill.Tensor",
+        HOST_VALUE,
+    ),
+    "mask and a number of the device": (
+        lambda: x.index_put((mask,), torch.zeros((), device=HERE)),
+        "aten.index_put.default",
+        DATA_SHAPE,
+    ),
+    "normal of the host": (
+        lambda: torch.normal(0.0, torch.ones(3)),
+        "aten.normal.float_Tensor",
+        HOST_VALUE,
+    ),
+    "isin": (lambda: torch.isin(row[:2], x), "aten.isin.Tensor_Tensor", "drops duplicates"),
+    "isin of a number": (lambda: torch.isin(3, x), "aten.isin.Scalar_Tensor", "drops duplicates"),
+    "isin into": (
+        lambda: torch.isin(x, torch.cat([x, x]), out=torch.empty(4, 6, dtype=torch.bool)),
+        "aten.isin.Tensor_Tensor_out",
+        "drops duplicates",
+    ),
+    "histc": (lambda: torch.histc(x, 4), "aten.histc.default", "give it a range"),
+    "searchsorted": (
+        lambda: torch.searchsorted(row, x, sorter=ids.repeat(2)),
+        "aten.searchsorted.Tensor",
+        HOST_VALUE,
+    ),
+    "segments": (
+        lambda: torch.segment_reduce(x, "sum", lengths=ids),
+        "aten.segment_reduce.default",
+        "unsafe=True",
+    ),
     "resize_": (lambda: x.resize_(2, 2), "aten.resize_.default", METADATA),
     "set_": (lambda: x.set_(weight), "aten.set_.source_Tensor", METADATA),
     "t_": (lambda: x.t_(), "aten.t_.default", METADATA),
@@ -110,6 +207,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
         "higher-order",
     ),
 }
+
+
+def _on_default_device(fn: Callable[[], Any]) -> Any:
+    with torch.device(HERE):
+        return fn()
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Dynamo does not know")
@@ -178,6 +280,32 @@ ALLOWED: dict[str, Callable[[], Any]] = {
     "set where a mask is": lambda: _set(x.clone(), mask, 0.0),
     "fill by a number": lambda: x.masked_fill(mask, torch.tensor(0.0)),
     "repeat to a known size": lambda: x[:3].repeat_interleave(ids, dim=0, output_size=3),
+    "fill by a changed number": lambda: x.masked_fill(mask, -torch.tensor(1).to(torch.float32)),
+    "fill by a number written over": lambda: x.masked_fill(mask, torch.zeros(()).add_(2.0)),
+    "a number of the device by index": lambda: x.clone().index_put_(
+        (ids,), torch.zeros((), device=HERE)
+    ),
+    "a number by index, filled": lambda: x.clone().index_fill_(0, ids, 1.0),
+    "a number in some places": lambda: _set(x.clone(), slice(1, 3), 5.0),
+    "a tensor of the device in one place": lambda: _set(row.clone(), 0, x[0, 1]),
+    "a like copied": lambda: row.clone().copy_(torch.ones_like(row)),
+    "a new tensor copied": lambda: row.clone().copy_(row.new_full((6,), 3.0)),
+    "a constant of the default device copied": lambda: _on_default_device(
+        lambda: row.clone().copy_(torch.arange(6))
+    ),
+    "host to host": lambda: torch.empty(3).copy_(torch.ones(3)).sum() + x,
+    "split at numbers of the host": lambda: torch.tensor_split(x, torch.tensor([1, 3])),
+    "split, by method": lambda: x.tensor_split(torch.tensor([1, 3]) - 0, dim=1),
+    "isin of few": lambda: torch.isin(x, row),
+    "isin of unique ones": lambda: torch.isin(
+        ids, torch.arange(40, device=HERE), assume_unique=True
+    ),
+    "isin one number": lambda: torch.isin(x, 3),
+    "histc of a range": lambda: torch.histc(x, 4, min=0.0, max=1.0),
+    "searchsorted": lambda: torch.searchsorted(torch.linspace(0.0, 1.0, 5, device=HERE), x),
+    "segments unchecked": lambda: torch.segment_reduce(
+        x[:3], "sum", lengths=torch.ones_like(ids), unsafe=True
+    ),
     "steps between numbers": lambda: torch.linspace(0.0, 1.0, 4) + x[0, :4],
     "long index": lambda: x[ids],
     "nonzero_static": lambda: torch.nonzero_static(x, size=3),
@@ -186,7 +314,7 @@ ALLOWED: dict[str, Callable[[], Any]] = {
 }
 
 
-def _set(target: torch.Tensor, where: torch.Tensor, value: float) -> torch.Tensor:
+def _set(target: torch.Tensor, where: Any, value: Any) -> torch.Tensor:
     target[where] = value
     return target
 
@@ -215,8 +343,44 @@ def test_what_only_looks_like_a_host_read_is_allowed(name: str, mode: Any, plain
 
 def test_custom_operator_that_returns_a_host_value_is_refused(counting: Any) -> None:
     backend = HostGraphBackend()
-    with torch.inference_mode(), pytest.raises(CaptureError, match=r"count\..*returns no tensor"):
+    with (
+        torch.inference_mode(),
+        pytest.raises(CaptureError, match=r"count\..*returns something other than tensors"),
+    ):
         backend.capture(lambda: x * counting.count(ids), backend.new_pool())
+
+
+def test_custom_operator_that_returns_a_number_beside_a_tensor_is_refused(counting: Any) -> None:
+    backend = HostGraphBackend()
+    with torch.inference_mode(), pytest.raises(CaptureError, match="other than tensors"):
+        backend.capture(lambda: counting.both(ids)[0], backend.new_pool())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_custom_operator_that_is_a_recipe_is_judged_by_its_parts(counting: Any, mode: Any) -> None:
+    backend = HostGraphBackend()
+    values = torch.tensor([1.0, 2.0])
+    with mode():
+        graph, result = backend.capture(lambda: counting.recipe(values)[0], backend.new_pool())
+        assert "aten.mul" in graph.listing[0]
+        values.fill_(3.0)
+        graph.replay()
+        assert result.tolist() == [6.0, 6.0]
+        with pytest.raises(CaptureError, match=f"aten.nonzero.*{DATA_SHAPE}"):
+            backend.capture(lambda: counting.bad_recipe(values), backend.new_pool())
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_custom_operator_may_call_a_tensor_what_torch_calls_a_reduction(
+    counting: Any, mode: Any
+) -> None:
+    backend = HostGraphBackend()
+    out, two = torch.zeros(2), torch.tensor([1.0, 2.0])
+    with mode():
+        graph, _ = backend.capture(lambda: counting.fold(out, two, two), backend.new_pool())
+        graph.replay()
+    assert out.tolist() == [2.0, 4.0]
+    assert [(use.reads, use.writes) for use in graph.externals] == [(True, True), (True, False)]
 
 
 def test_custom_operator_whose_tags_tell_of_sizes_is_refused(counting: Any) -> None:
@@ -241,11 +405,19 @@ def test_custom_result_of_another_shape_than_at_capture_is_an_error(counting: An
 
 @pytest.fixture(scope="module")
 def counting() -> Any:
-    """Operators whose results depend on values: a number, and two shapes, one of them declared."""
+    """Operators of numbers, of shapes that depend on values, one of them declared, of parts."""
     library = torch.library.Library("pcpbench_counting", "FRAGMENT")
     library.define("count(Tensor x) -> int")
     library.define("positive(Tensor x) -> Tensor")
     library.define("tagged(Tensor x) -> Tensor", tags=(torch.Tag.dynamic_output_shape,))
+    library.define("both(Tensor x) -> (Tensor, int)")
+    library.define("recipe(Tensor x) -> (Tensor, int)")
+    library.define("bad_recipe(Tensor x) -> Tensor")
+    library.define("fold(Tensor(a!) out, Tensor reduce, Tensor accumulate) -> ()")
+    library.impl("both", lambda values: (values * 2, 3), "CPU")
+    library.impl("recipe", lambda values: (values * 2, 3), "CompositeImplicitAutograd")
+    library.impl("bad_recipe", lambda values: values.nonzero(), "CompositeImplicitAutograd")
+    library.impl("fold", lambda out, a, b: out.copy_(a + b) is None or None, "CPU")
     library.impl("count", lambda values: int(values.sum()), "CPU")
     library.impl("positive", lambda values: values[values > 0], "CPU")
     library.impl("tagged", lambda values: values[values > 0], "CPU")

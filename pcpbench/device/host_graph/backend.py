@@ -67,7 +67,7 @@ class HostGraphBackend:
         if self._capturing:
             raise CaptureError("a capture began inside another capture; let the first one end")
         tape = Tape(pool)
-        guard = HostReadGuard()
+        guard = HostReadGuard(tape.is_on_host)
         recorder = Recorder(tape, self._schemas, self._lowering, guard, hoists=not self._plain)
         random_state = torch.get_rng_state()
         self._capturing = True

@@ -74,7 +74,8 @@ class Lowering:
         args, kwargs: over record tensors. keeps: one per fresh result. values: what the op
         returned at capture, in the order of `keeps`.
         """
-        if not (self._plain or facts.is_random or facts.written):
+        may_run = not (facts.is_random or facts.written or facts.sizes_from_data)
+        if may_run and not self._plain:
             for statements in self._ways(facts, args, kwargs, keeps):
                 if _agrees(statements, keeps, values):
                     return statements

@@ -83,7 +83,7 @@ class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call
 
     def _record(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         if facts.base == "lift_fresh":
-            return self._from_host(self._constant(facts, args[0].clone()))
+            return self._placed(self._constant(facts, args[0].clone()), facts, ())
         if facts.base == "detach_":
             return args[0]
         if facts.changes_metadata:
@@ -99,28 +99,37 @@ class Recorder(torch_private.QuietDispatchMode):  # type: ignore[no-untyped-call
 
     def _compute(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
         """An op that writes nothing that exists."""
-        result = facts.func(*args, **kwargs)
+        result = self._run(facts, args, kwargs)
         check_result(facts, args, result, self._guard)
         if facts.is_custom:
             return self._move_in(facts, args, kwargs, result)
+        tensors = tuple(tensors_in([args, kwargs]))
         if facts.base in _UNWRITTEN:
             moved, keeps, _ = self._tape.move_in(result, (), exclusive=False)
             for keep in keeps:
                 keep.block.memory.fill(0)
-            return moved
-        takes_tensor = any(True for _ in tensors_in([args, kwargs]))
-        from_host = not (takes_tensor or facts.is_random)
-        constant = from_host or facts.base in _LIKE_CONSTANTS
+            return self._placed(moved, facts, tensors)
+        constant = not (tensors or facts.is_random) or facts.base in _LIKE_CONSTANTS
         if self._hoists and constant and isinstance(result, torch.Tensor):
             moved = self._constant(facts, result)
         else:
             moved = self._move_in(facts, args, kwargs, result)
-        return self._from_host(moved) if from_host else moved
+        return self._placed(moved, facts, tensors)
 
-    def _from_host(self, moved: Any) -> Any:
-        """`moved`, known from here on to hold nothing but host values."""
-        for tensor in tensors_in(moved):
-            self._tape.made_on_host(tensor)
+    def _run(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:
+        """What an op gives now. One whose sizes must fit its values is given some that do."""
+        if facts.name != "aten.repeat_interleave.Tensor" or not args[0].numel():
+            return facts.func(*args, **kwargs)
+        fitting = torch.zeros_like(args[0])
+        fitting.view(-1)[0] = kwargs["output_size"]
+        return facts.func(fitting, **kwargs)
+
+    def _placed(self, moved: Any, facts: Facts, inputs: tuple[torch.Tensor, ...]) -> Any:
+        """`moved`, known as the host's from here on if a device would have no part in it."""
+        from_host = not facts.is_random and all(map(self._tape.is_on_host, inputs))
+        if from_host and self._guard.makes_on_host:
+            for tensor in tensors_in(moved):
+                self._tape.made_on_host(tensor)
         return moved
 
     def _write(self, facts: Facts, args: Args, kwargs: Kwargs) -> Any:

@@ -1,75 +1,42 @@
-"""What a graph cannot hold, and the sentence that says so. Owns the rules and their wording.
+"""How what a graph cannot hold is seen and refused: at operators, and at torch's own functions.
 
-The rules are those of a device graph: the host does not run again at replay, so nothing may
-depend on a value that the host has read, and a tensor's memory may not change under the graph.
-Knows nothing of pools or of how an op is replayed.
+Owns the errors, with op, shapes, reason and line, and the mode that sees what reaches no operator.
+The rules for operators are in `rules`. Knows nothing of pools or of how an op is replayed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode, resolve_name
 
+from pcpbench.device.host_graph import torch_private
+from pcpbench.device.host_graph.rules import METADATA, READS_VALUE, IsOnHost, reason_against
 from pcpbench.device.host_graph.schema import Facts, tensors_in
 from pcpbench.device.host_graph.source import calling_source, source_of
 from pcpbench.errors import CaptureError
 
-_READS_VALUE = (
-    "it brings a tensor's value to the host, and a replay does not run the host again; keep the "
-    "value on the device or take it before the capture"
-)
-_SIZE_FROM_VALUE = (
-    "the shape of its result depends on a tensor's values, and a graph bakes shapes; use a "
-    "fixed-size form (torch.where with three arguments, masked_fill, an integer index)"
-)
-_HOST_RESULT = (
-    "a custom operator that is given tensors and returns no tensor may return a value read from "
-    "them, and a replay does not run the host again; call it outside the captured function"
-)
-_COLLECTIVE = (
-    "collectives of torch.distributed are not recorded by the host backend; use the in-process "
-    "group, or leave them outside the captured function"
-)
 _TRITON = (
     "a bare Triton launch is not an operator and would be recorded wrongly without an error; wrap "
     "the kernel as a torch.library operator that declares what it writes"
 )
-_METADATA = "it changes a tensor's memory or shape in place, which a baked address cannot follow"
 _LAYOUT = (
     "the host backend records plain dense CPU tensors only (no sparse, quantized, lazily "
     "conjugated or negated ones, and no other device)"
 )
 _HIGHER_ORDER = "it is a higher-order operator, whose branches the host backend does not record"
 
-_COLLECTIVE_NAMESPACES = frozenset({"c10d", "_c10d_functional", "c10d_functional", "symm_mem"})
-
-# Arguments whose value a kernel takes to the host if they are tensors, by operator.
-_HOST_READS: dict[str, tuple[str, ...]] = {
-    "tensor_split": ("tensor_indices_or_sections",),
-    "_linalg_check_errors": ("info",),
-    "masked_fill": ("value",),
-    "masked_fill_": ("value",),
-    "index_fill": ("value",),
-    "index_fill_": ("value",),
-    "linspace": ("start", "end"),
-    "logspace": ("start", "end"),
-    "normal": ("std",),
-}
-_MASK_INDEXED = frozenset({"index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index"})
-_MEMORY_CHANGERS = frozenset({"resize_", "resize_as_", "set_", "swap_"})
-
 _REFUSED_FUNCTIONS = {
-    torch.Tensor.tolist: _READS_VALUE,
-    torch.Tensor.numpy: _READS_VALUE,
-    torch.Tensor.cpu: _READS_VALUE,
-    torch.Tensor.__array__: _READS_VALUE,
-    torch.Tensor.__dlpack__: _READS_VALUE,
+    torch.Tensor.tolist: READS_VALUE,
+    torch.Tensor.numpy: READS_VALUE,
+    torch.Tensor.cpu: READS_VALUE,
+    torch.Tensor.__array__: READS_VALUE,
+    torch.Tensor.__dlpack__: READS_VALUE,
     torch.Tensor.__deepcopy__: "it copies a tensor's storage on the host; use clone()",
-    torch.Tensor.__repr__: _READS_VALUE,
-    torch.Tensor.data.__set__: _METADATA,  # type: ignore[attr-defined]
+    torch.Tensor.__repr__: READS_VALUE,
+    torch.Tensor.data.__set__: METADATA,  # type: ignore[attr-defined]
 }
 _SPLITTERS = (torch.tensor_split, torch.Tensor.tensor_split)
 
@@ -92,7 +59,7 @@ def check_operator(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     guard: HostReadGuard,
-    is_on_host: Callable[[torch.Tensor], bool],
+    is_on_host: IsOnHost,
 ) -> None:
     """Raise CaptureError if a graph cannot hold this call.
 
@@ -100,7 +67,7 @@ def check_operator(
     without asking the device. Rules: SPEC section 6 (nothing host-side is baked) and the tags that
     torch itself puts on operators (`data_dependent_output`, `dynamic_output_shape`).
     """
-    reason = _reason(facts, facts.bind(args, kwargs), is_on_host)
+    reason = reason_against(facts, facts.bind(args, kwargs), is_on_host)
     if reason is None and any(map(is_unplain, tensors_in([args, kwargs]))):
         reason = _LAYOUT
     if reason is not None:
@@ -133,60 +100,39 @@ def refuse_compiled(error: Exception) -> CaptureError | None:
 
 def refuse_moving(facts: Facts, args: tuple[Any, ...], guard: HostReadGuard) -> CaptureError:
     """The error for an op that would reshape, resize or rebase a tensor in place."""
-    return refuse(facts.name, args, _METADATA, guard.active)
-
-
-def _reason(
-    facts: Facts, named: dict[str, Any], is_on_host: Callable[[torch.Tensor], bool]
-) -> str | None:
-    if facts.namespace in _COLLECTIVE_NAMESPACES:
-        return _COLLECTIVE
-    read = tensors_in([named.get(name) for name in _HOST_READS.get(facts.base, ())])
-    if not facts.is_custom and not all(map(is_on_host, read)):
-        return _READS_VALUE
-    if facts.is_composite and not facts.is_custom:
-        return None  # its parts are judged one by one
-    if facts.base in _MASK_INDEXED and not facts.is_custom:
-        return None if _has_fixed_size(named, is_on_host) else _SIZE_FROM_VALUE
-    if facts.reads_data:
-        return _READS_VALUE
-    if facts.sizes_from_data and named.get("output_size") is None:
-        return _SIZE_FROM_VALUE
-    if facts.is_custom:
-        takes_tensor = any(True for _ in tensors_in(named))
-        return _HOST_RESULT if takes_tensor and facts.returns_host_values else None
-    if facts.base in _MEMORY_CHANGERS:
-        return _METADATA
-    return None
-
-
-def _has_fixed_size(named: dict[str, Any], is_on_host: Callable[[torch.Tensor], bool]) -> bool:
-    """Whether an indexing is done without counting the places that a mask selects.
-
-    One mask and one number that the host knows are a masked_fill to torch.
-    """
-    indices = list(tensors_in(named["indices"]))
-    if not any(each.dtype in (torch.bool, torch.uint8) for each in indices):
-        return True
-    if len(indices) > 1 or named.get("accumulate") or "values" not in named:
-        return False
-    return named["values"].numel() == 1 and is_on_host(named["values"])
+    return refuse(facts.name, args, METADATA, guard.active)
 
 
 class HostReadGuard(TorchFunctionMode):
     """Sees the torch functions that read CPU memory without calling any operator.
 
-    Also remembers which torch function the captured code is in, for messages.
+    Also remembers which torch function the captured code is in: for messages, and for where what
+    is made there would be, which no operator tells on a machine with one kind of memory.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_on_host: IsOnHost) -> None:
         super().__init__()
+        self._is_on_host = is_on_host
         self._active: Any = None
+        self._given: tuple[Any, ...] = ()
 
     @property
     def active(self) -> str:
         """Name of the torch function that the captured code is in now, empty if none."""
         return _name_of(self._active) if self._active is not None else ""
+
+    @property
+    def makes_on_host(self) -> bool:
+        """Whether what is made of no tensor now would be in host memory on a device too.
+
+        Not where the code names a device, be it through a tensor that is there. The number in
+        `x[0] = 1.0` is the host's, wherever x is.
+        """
+        if self._active is torch.Tensor.__setitem__:
+            return True
+        if torch_private.has_default_device() or _names_device(self._given):
+            return False
+        return all(map(self._is_on_host, tensors_in(list(self._given))))
 
     def __torch_function__(
         self,
@@ -198,15 +144,30 @@ class HostReadGuard(TorchFunctionMode):
         """Refuse a host read; pass everything else on."""
         kwargs = kwargs or {}
         reason = _REFUSED_FUNCTIONS.get(func)
-        if reason is None and func in _SPLITTERS and len(list(tensors_in([args, kwargs]))) > 1:
-            reason = _READS_VALUE
+        if func in _SPLITTERS and not all(map(self._is_on_host, _split_at(args, kwargs))):
+            reason = READS_VALUE
         if reason is not None:
             raise refuse(_name_of(func), [args, kwargs], reason, "")
-        self._active = func
+        self._active, self._given = func, (args, kwargs)
         try:
             return func(*args, **kwargs)
         finally:
-            self._active = None
+            self._active, self._given = None, ()
+
+
+def _split_at(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """What a tensor is to be split at, if that is a tensor; not the tensor itself."""
+    named = {name: value for name, value in kwargs.items() if name != "input"}
+    return tensors_in([args if "input" in kwargs else args[1:], named])
+
+
+def _names_device(given: tuple[Any, ...]) -> bool:
+    """Whether a function was given a device: by name, or in its place as `to` may be."""
+    if not given:
+        return False
+    args, kwargs = given
+    named = kwargs.get("device") is not None
+    return named or any(isinstance(each, torch.device) for each in args)
 
 
 def _name_of(func: Any) -> str:

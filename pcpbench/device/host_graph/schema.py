@@ -92,11 +92,15 @@ class Facts:
         """Whether a call reads what the argument called `name` holds.
 
         One that is written counts as read too unless the operator is known to overwrite it; what
-        it leaves as it was does not count as read.
+        it leaves as it was does not count as read. An operator of torch's that overwrites may be
+        told to add instead: by `accumulate`, or by the name of a reduction.
         """
-        if name not in self.written or named.get("accumulate") or named.get("reduce"):
+        if name not in self.written:
             return True
-        return not (name in self.out_names or self.base in _OVERWRITES)
+        if name in self.out_names:
+            return False
+        adds = named.get("accumulate") is True or isinstance(named.get("reduce"), str)
+        return self.is_custom or adds or self.base not in _OVERWRITES
 
     def aliases(self, named: dict[str, Any]) -> Any:
         """What the operator returns if it only returns written arguments: None, one, or a tuple."""

@@ -42,11 +42,11 @@ class Tape:
         return self._book.block_of(tensor) in self._mine
 
     def is_on_host(self, tensor: torch.Tensor) -> bool:
-        """Whether the tensor was made from host values alone and nothing has written it since."""
+        """Whether the tensor would be in host memory on a device too, with values known there."""
         return self._book.block_of(tensor) in self._on_host
 
     def made_on_host(self, tensor: torch.Tensor) -> None:
-        """Note that a tensor that has just moved in was made from host values alone."""
+        """Note that a tensor that has just moved in was made of host values, in host memory."""
         block = self._book.block_of(tensor)
         if block is not None:
             self._on_host.add(block)
@@ -85,6 +85,7 @@ class Tape:
         """Append one node; `named` are the caller's arguments by name."""
         reads: set[Block] = set()
         writes = {keep.block for keep in keeps}
+        stays_on_host = not facts.is_random and all(map(self.is_on_host, tensors_in(named)))
         for name, value in named.items():
             written = name in facts.written
             read = facts.reads(name, named)
@@ -95,7 +96,8 @@ class Tape:
                     reads.add(block)
                     if written:
                         writes.add(block)
-                        self._on_host.discard(block)
+                        if not stays_on_host:
+                            self._on_host.discard(block)
         self.nodes.append(
             Node(facts.name, source, statements, frozenset(reads), frozenset(writes), constant)
         )

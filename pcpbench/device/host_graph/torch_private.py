@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+import torch.utils._device
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -34,6 +35,11 @@ def below_autograd() -> Guard:
     """
     found: Guard | None = getattr(torch._C, "_AutoDispatchBelowADInplaceOrView", None)
     return found if found is not None else torch.inference_mode
+
+
+def has_default_device() -> bool:
+    """Whether factories that are given no device were told to use some other than the host."""
+    return getattr(torch.utils._device, "CURRENT_DEVICE", None) is not None
 
 
 def raw_callable(func: OpOverload) -> Callable[..., Any]:
