@@ -1,9 +1,10 @@
-"""The program: `pcpbench` and `python -m pcpbench`. Owns a Ctrl-C that comes during imports."""
+"""The program: `pcpbench` and `python -m pcpbench`. Owns what goes wrong while it is imported."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from typing import NoReturn
 
 
 def main() -> None:
@@ -11,9 +12,21 @@ def main() -> None:
     try:
         from pcpbench.cli import main as command_line
     except KeyboardInterrupt:
-        print("pcpbench: interrupted before anything was started.", file=sys.stderr)
-        sys.exit(128 + signal.SIGINT)
+        _end("interrupted before anything was started.", 128 + signal.SIGINT)
+    except Exception as error:  # 1, which Python would end with, means a regression
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        _end(
+            f"it cannot be loaded ({said}): install what its pyproject.toml asks for, "
+            "as scripts/setup does.",
+            3,
+        )
     command_line()
+
+
+def _end(message: str, exit_code: int) -> NoReturn:
+    if sys.stderr is not None:  # print would take stdout instead
+        print(f"pcpbench: {message}", file=sys.stderr)
+    sys.exit(exit_code)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from pcpbench.errors import UsageError
+
+MAX_RANKS: Final = 64
+"""Ranks that one process runs."""
 
 
 @dataclass(frozen=True)
@@ -13,7 +17,7 @@ class World:
 
     Rank order is pcp-major, tp-minor: with pcp=2, tp=2 the ranks are
     (pcp 0, tp 0)=0, (pcp 0, tp 1)=1, (pcp 1, tp 0)=2, (pcp 1, tp 1)=3.
-    DCP adds no ranks. Raises UsageError for sizes that SPEC 2 excludes.
+    DCP adds no ranks. Raises UsageError for sizes that SPEC 2 excludes, and for too many ranks.
     """
 
     pcp_size: int = 1
@@ -25,6 +29,11 @@ class World:
             size = getattr(self, f"{name}_size")
             if size < 1:
                 raise UsageError(f"--{name} is {size}: it must be a whole number from 1 up.")
+        if self.size > MAX_RANKS:
+            raise UsageError(
+                f"--pcp {self.pcp_size} --tp {self.tp_size} makes {self.size} ranks: one process "
+                f"runs at most {MAX_RANKS}."
+            )
         if self.dcp_size in self.legal_dcp_sizes(self.pcp_size, self.tp_size):
             return
         legal = ", ".join(str(s) for s in self.legal_dcp_sizes(self.pcp_size, self.tp_size))

@@ -1,6 +1,7 @@
 """What a person meets on the command line: refusals in one sentence, exit codes, help."""
 
 import functools
+import io
 import json
 import os
 import signal
@@ -94,6 +95,13 @@ BAD_INPUT = [
     ("compare eager full --pcp 0", 2, ["--pcp is 0"]),
     ("compare eager full --pcp -1", 2, ["--pcp is -1"]),
     ("compare eager full --pcp two", 2, ["--pcp"]),
+    ("compare eager full --pcp 1 --tp 10000000000", 2, ["10000000000 ranks", "at most 64"]),
+    (
+        "compare eager full --scenario long.yaml",
+        2,
+        ["max_model_len is 9000", "1 to 8192", "8192 at most, or use --model v2-lite-layer."],
+    ),
+    ("capture --pcp 1 --tp 10000000000 --dcp 7", 2, ["10000000000 ranks", "at most 64"]),
     ("compare eager full --tp 3 --pcp 1", 2, ["--tp is 3", "divide", "use one of 1, 2, 4."]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 3", 2, ["--interleave is 3", "1, 2"]),
     ("compare eager full --pcp 1 --tp 4 --dcp 4 --interleave 0", 2, ["--interleave is 0"]),
@@ -207,6 +215,11 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "broken.yaml").write_text("name: [\n", encoding="utf-8")
     (tmp_path / "misspelt.yaml").write_text(
         "name: x\ndescription: d\nlimits: {max_num_seq: 4}\n"
+        "requests: [{prompt_len: 1, output_len: 1}]\n",
+        encoding="utf-8",
+    )
+    (tmp_path / "long.yaml").write_text(
+        "name: long\ndescription: d\nlimits: {max_model_len: 9000}\n"
         "requests: [{prompt_len: 1, output_len: 1}]\n",
         encoding="utf-8",
     )
@@ -365,6 +378,35 @@ def test_a_failure_of_pcpbench_itself_is_3_and_never_1(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "run_doctor", broken)
     assert cli.run(["doctor"]) == 3
     assert "a mistake of ours" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code"),
+    [(None, 0), (0, 0), (1, 3), (2, 2), ("no licence found", 3), ((4, "x"), 3), (143, 143)],
+)
+def test_a_library_that_ends_the_program_gives_no_verdict(monkeypatch, capsys, code, exit_code):
+    from pcpbench import doctor
+
+    monkeypatch.setattr(doctor, "run_doctor", lambda: sys.exit(code))
+    assert cli.run(["doctor"]) == exit_code
+    told = capsys.readouterr().err
+    if not isinstance(code, int | None):
+        assert told == f"pcpbench: something in it ended the program: {code}\n"
+
+
+@pytest.mark.parametrize("stream", ["closed", "broken", None])
+def test_a_complaint_that_cannot_be_written_leaves_the_exit_code(monkeypatch, capsys, stream):
+    class Broken(io.StringIO):
+        def write(self, text):
+            raise BlockingIOError(11, "write could not complete without blocking")
+
+    made = {"closed": io.StringIO(), "broken": Broken(), None: None}[stream]
+    if stream == "closed":
+        made.close()
+    monkeypatch.setattr(sys, "stderr", made)
+    assert cli.run(["compare", "x", "y"]) == 2
+    assert cli.run(["compare"]) == 2
+    assert capsys.readouterr().out == ""
 
 
 def test_what_a_device_said_in_several_lines_is_one_line(monkeypatch, capsys):

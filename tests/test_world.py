@@ -52,3 +52,10 @@ def test_every_rank_is_in_exactly_one_group_of_each_kind(pcp, tp, data):
         assert sorted(rank for group in groups for rank in group) == list(range(world.size))
     assert {len(group) for group in world.dcp_groups()} == {dcp}
     assert world.shard_decode_requests == (pcp > 1 and dcp == 1)
+
+
+@pytest.mark.parametrize("sizes", [(1, 10**10, 1), (1, 10**10, 3), (10**10, 1, 2), (8, 9, 1)])
+def test_too_many_ranks_are_refused_before_anything_is_listed(sizes):
+    pcp, tp, dcp = sizes
+    with pytest.raises(UsageError, match=f"--pcp {pcp} --tp {tp} makes {pcp * tp} ranks"):
+        World(pcp_size=pcp, tp_size=tp, dcp_size=dcp)

@@ -19,6 +19,8 @@ from pcpbench.results import Ratio, Stat
 NUM_RESAMPLES: Final = 500
 MIN_BLOCKS: Final = 20
 SEED: Final = 20_26
+MAX_WEIGHTS: Final = 2**20
+"""Pairs times resamples looked at at once."""
 
 
 def stat_of(samples: Sequence[float]) -> Stat | None:
@@ -52,8 +54,13 @@ def ratio_of(ratios: NDArray[np.float64], repetitions: NDArray[np.int64]) -> Rat
         return Ratio(median=median, low=0.0, high=math.inf, num_pairs=len(ratios))
     draws = np.random.default_rng(SEED).integers(num_blocks, size=(NUM_RESAMPLES, num_blocks))
     times_drawn = np.stack([np.bincount(draw, minlength=num_blocks) for draw in draws])
-    weights = np.cumsum(times_drawn[:, blocks], axis=1)
-    middle = np.argmax(weights * 2 >= weights[:, -1:], axis=1)
+    piece = max(1, MAX_WEIGHTS // len(ratios))
+    middle = np.concatenate(
+        [
+            _middle(times_drawn[start : start + piece], blocks)
+            for start in range(0, NUM_RESAMPLES, piece)
+        ]
+    )
     medians = ordered[middle]
     low, high = np.percentile(medians, [2.5, 97.5])
     return Ratio(
@@ -62,6 +69,13 @@ def ratio_of(ratios: NDArray[np.float64], repetitions: NDArray[np.int64]) -> Rat
         high=max(float(high), median),
         num_pairs=len(ratios),
     )
+
+
+def _middle(times_drawn: NDArray[np.int64], blocks: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each resample, [resamples, blocks], where its lower median stands among ordered pairs."""
+    weights = np.cumsum(times_drawn[:, blocks], axis=1)
+    middle: NDArray[np.int64] = np.argmax(weights * 2 >= weights[:, -1:], axis=1)
+    return middle
 
 
 def _blocks(repetitions: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -139,10 +139,12 @@ class _Bar:
 def make_progress(stream: TextIO | None = None) -> Progress:
     """A bar if the stream (default stderr) is a terminal that can move its cursor, else lines.
 
-    Lines also under NO_COLOR: a bar is drawn with escape sequences.
+    Lines also under NO_COLOR: a bar is drawn with escape sequences; and in a file under
+    FORCE_COLOR, which has rich take it for a terminal.
     """
     out = sys.stderr if stream is None else stream
     console = make_console(out)
-    if console.is_terminal and not console.is_dumb_terminal and not plain_is_asked():
+    has_cursor = out.isatty() and console.is_terminal and not console.is_dumb_terminal
+    if has_cursor and not plain_is_asked():
         return _Bar(console)
     return _Lines(out)

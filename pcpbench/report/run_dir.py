@@ -13,10 +13,13 @@ import secrets
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Final
 
 from pcpbench.errors import CannotMeasure, UsageError
 
 RESULTS = Path("results")
+CLAIM: Final = "manifest.json"
+"""The file that a run begins with: whose create succeeds has the directory."""
 
 
 class RunDir:
@@ -30,8 +33,8 @@ class RunDir:
     def create(cls, command: str, out: Path | None = None, root: Path = RESULTS) -> RunDir:
         """Make `out`, or `root/<UTC time>-<command>-<suffix>` where no directory was named.
 
-        Nothing that exists is ever written over: raises UsageError if `out` is a file or holds
-        anything, and if the directory cannot be made.
+        Nothing that exists is ever written over: raises UsageError if `out` is a file, holds
+        anything or is being taken by another run at this moment, and if it cannot be made.
         """
         try:
             if out is not None:
@@ -110,10 +113,21 @@ def _make_named(out: Path) -> None:
         raise UsageError(f"--out is {str(out)!r}, which is a file: name a new or empty directory.")
     out.mkdir(parents=True, exist_ok=True)
     if next(out.iterdir(), None) is not None:
-        raise UsageError(
-            f"--out is {str(out)!r}, which is not empty: name a new or empty directory, so that "
-            "no earlier result is written over."
-        )
+        raise _not_empty(out)
+    try:
+        os.close(os.open(out / CLAIM, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+    except FileExistsError:
+        raise _not_empty(out) from None
+    if [each.name for each in out.iterdir()] != [CLAIM]:
+        (out / CLAIM).unlink()
+        raise _not_empty(out)
+
+
+def _not_empty(out: Path) -> UsageError:
+    return UsageError(
+        f"--out is {str(out)!r}, which is not empty: name a new or empty directory, so that "
+        "no earlier result is written over."
+    )
 
 
 def _make_new(command: str, root: Path) -> Path:

@@ -1,6 +1,9 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 
+from pcpbench.checks import stats
 from pcpbench.checks.stats import _blocks, ratio_of, stat_of
 from pcpbench.report.units import is_clear, reading
 
@@ -81,3 +84,23 @@ def test_blocks_are_repetitions_cut_where_there_are_few():
     ]
     assert _blocks(np.repeat(np.arange(25), 2)).tolist() == np.repeat(np.arange(25), 2).tolist()
     assert _blocks(np.array([0])).tolist() == [0]
+
+
+@pytest.mark.parametrize("piece", [1, 120, 121, 40 * 499])
+def test_resamples_taken_in_pieces_are_the_same(monkeypatch, piece):
+    ratios = np.random.default_rng(4).lognormal(0, 0.3, 40)
+    repetitions = np.arange(40) // 4
+    whole = ratio_of(ratios, repetitions)
+    monkeypatch.setattr(stats, "MAX_WEIGHTS", piece)
+    assert ratio_of(ratios, repetitions) == whole
+
+
+def test_very_many_pairs_fit_into_memory():
+    """All resamples of 100,000 pairs at once would be 400 MB, and that twice."""
+    ratios = np.random.default_rng(6).lognormal(0, 0.3, 100_000)
+    tracemalloc.start()
+    try:
+        ratio_of(ratios, np.arange(len(ratios)) % 3)
+        assert tracemalloc.get_traced_memory()[1] < 60e6
+    finally:
+        tracemalloc.stop()

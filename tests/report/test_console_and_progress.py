@@ -97,6 +97,17 @@ def test_lines_where_there_is_no_terminal():
     assert stream.getvalue() == "s1: 40 steps\ns1: pass (0.1 s)\ncapturing: 3 graphs\n"
 
 
+def test_forced_colour_draws_no_bar_into_a_file(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = io.StringIO()
+    with make_progress(stream) as progress:
+        progress.start("s1", 40)
+        progress.advance(40)
+        progress.say("s1: pass")
+    assert stream.getvalue() == "s1: 40 steps\ns1: pass\n"
+
+
 def test_progress_is_talk_and_goes_to_stderr(capsys):
     with make_progress() as progress:
         progress.start("s1", 40)

@@ -1,6 +1,7 @@
 import errno
 import os
 import re
+import threading
 
 import pytest
 
@@ -41,6 +42,54 @@ def test_out_that_holds_anything_is_refused_and_left_alone(tmp_path):
         RunDir.create("compare", tmp_path)
     assert [p.name for p in tmp_path.iterdir()] == ["summary.csv"]
     assert (tmp_path / "summary.csv").read_text() == "earlier"
+
+
+def test_of_two_runs_at_once_one_has_the_directory(tmp_path):
+    """Threads that all see it empty: the create of one file decides."""
+    for number in range(20):
+        out, gate, won, refused = tmp_path / str(number), threading.Barrier(4), [], []
+
+        def take(out=out, gate=gate, won=won, refused=refused):
+            gate.wait()
+            try:
+                won.append(RunDir.create("compare", out))
+            except UsageError as error:
+                refused.append(str(error))
+
+        takers = [threading.Thread(target=take) for _ in range(4)]
+        for taker in takers:
+            taker.start()
+        for taker in takers:
+            taker.join()
+        assert (len(won), len(refused)) == (1, 3)
+        assert all("not empty" in told for told in refused)
+
+
+def test_a_directory_that_another_run_takes_meanwhile_is_refused(tmp_path, monkeypatch):
+    """Between the look and the claim."""
+    out, make = tmp_path / "run", os.open
+
+    def later(path, *rest):
+        (out / "manifest.json").write_text("theirs")
+        return make(path, *rest)
+
+    monkeypatch.setattr(os, "open", later)
+    with pytest.raises(UsageError, match="not empty"):
+        RunDir.create("compare", out)
+    assert (out / "manifest.json").read_text() == "theirs"
+
+
+def test_a_file_that_turns_up_meanwhile_is_left_alone(tmp_path, monkeypatch):
+    out, make = tmp_path / "run", os.open
+
+    def later(path, *rest):
+        (out / "notes.txt").write_text("theirs")
+        return make(path, *rest)
+
+    monkeypatch.setattr(os, "open", later)
+    with pytest.raises(UsageError, match="not empty"):
+        RunDir.create("compare", out)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
 
 
 def test_out_that_is_a_file_is_refused(tmp_path):

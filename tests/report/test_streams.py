@@ -1,8 +1,11 @@
 """stdout and stderr that nobody can read: real processes, real pipes."""
 
+import json
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -70,3 +73,85 @@ def test_talk_that_cannot_be_written_never_looks_like_a_regression(
     tmp_path, full_disk, arguments, exit_code
 ):
     assert pcpbench(arguments, tmp_path, stderr=full_disk).returncode == exit_code
+
+
+@pytest.fixture
+def slow_pipe():
+    """A pipe that does not block, full from the start; called, its reader begins to read."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    filled, read = 0, []
+    try:
+        while True:
+            filled += os.write(writing, b"." * 4096)
+    except BlockingIOError:
+        pass
+
+    def listen():
+        time.sleep(1.5)
+        while chunk := os.read(reading, 65536):
+            read.append(chunk)
+
+    def begin():
+        listener = threading.Thread(target=listen)
+        listener.start()
+
+        def told():
+            os.close(writing)
+            listener.join(timeout=60)
+            return b"".join(read)[filled:].decode()
+
+        return told
+
+    yield writing, begin
+    os.close(reading)
+
+
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+def test_a_slow_reader_of_a_pipe_that_does_not_block_is_waited_for(tmp_path, slow_pipe, stream):
+    writing, begin = slow_pipe
+    told = begin()
+    done = pcpbench("scenarios list" if stream == "stdout" else "compare x y", tmp_path,
+                    **{stream: writing})  # fmt: skip
+    assert done.returncode == (0 if stream == "stdout" else 2)
+    assert ("s1-grow-shrink" if stream == "stdout" else "arm 'x' is unknown") in told()
+
+
+def test_talk_that_nobody_reads_is_dropped_after_a_while(slow_pipe):
+    writing, _ = slow_pipe
+    code = (
+        "import sys; from pcpbench.report import streams; streams.MAX_TALK_WAIT_S = 0.2; "
+        "streams.guard_streams(); print('one', file=sys.stderr); print('two', file=sys.stderr)"
+    )
+    began = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], stderr=writing, timeout=60)
+    os.close(writing)
+    assert done.returncode == 0
+    assert time.monotonic() - began < 30
+
+
+SHELL = "exec {python} -m pcpbench {arguments}"
+
+
+def in_shell(arguments, place):
+    command = SHELL.format(python=sys.executable, arguments=arguments)
+    return subprocess.run(["bash", "-c", command], cwd=place, capture_output=True, text=True)
+
+
+def test_a_closed_stderr_leaves_the_json_alone(tmp_path):
+    done = in_shell(f"{JUDGED} --json 2>&-", tmp_path)
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["outcome"] == "pass"
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("form", ["--json", ""])
+def test_a_closed_stdout_changes_no_exit_code(tmp_path, closed, form):
+    done = in_shell(f"{JUDGED} {form} {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert (manifest["outcome"], manifest["exit_code"]) == ("pass", 0)
+
+
+def test_a_refusal_with_everything_closed_is_2(tmp_path):
+    assert in_shell("compare x y >&- 2>&-", tmp_path).returncode == 2
