@@ -12,6 +12,7 @@ import typer
 from pcpbench.cli_options import (
     Check,
     Device,
+    Dtype,
     ExpertParallel,
     FaultDcp,
     FaultInterleave,
@@ -22,6 +23,7 @@ from pcpbench.cli_options import (
     FaultTp,
     Json,
     Microbatch,
+    Seed,
 )
 
 faults_app = typer.Typer(no_args_is_help=True, help="Inject known faults: does the judge see them?")
@@ -55,6 +57,8 @@ def faults_run(
     model: FaultModel = None,
     device: Device = "auto",
     check: Check = "quick",
+    dtype: Dtype = "float32",
+    seed: Seed = 0,
     microbatch: Microbatch = False,
     expert_parallel: ExpertParallel = False,
     markdown: Annotated[
@@ -78,6 +82,8 @@ def faults_run(
         model=model,
         device=device,
         checks=check,
+        dtype=dtype,
+        seed=seed,
         microbatch=microbatch,
         expert_parallel=expert_parallel,
         markdown=markdown,
@@ -93,7 +99,10 @@ def faults_clean(
     device: Device = "auto",
     check: Annotated[str, typer.Option("--check", help="quick or full, as in compare.")] = "quick",
 ) -> None:
-    """Compare sound engines in settings drawn by chance; exit 1 when one is accused."""
+    """Compare sound engines in settings drawn by chance; exit 1 when one is accused.
+
+    Exit code 3 where none is, but one could not be compared.
+    """
     from pcpbench.session.clean_runs import CleanRequest, run_clean
 
     request = CleanRequest(num_runs=runs, seed=seed, device=device, checks=check)

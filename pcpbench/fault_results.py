@@ -73,20 +73,43 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     wall_s: float = 0.0
 
 
+class CleanOutcome(Enum):
+    """Of a comparison of sound engines.
+
+    CLEAN: it passed. ACCUSED: something was found, which is a false alarm. NOT_COMPARED: an arm
+    never ran as asked, so that there was nothing to judge. NO_MEMORY: the machine had none left.
+    """
+
+    CLEAN = "clean"
+    ACCUSED = "accused"
+    NOT_COMPARED = "not compared"
+    NO_MEMORY = "no memory"
+
+
 class CleanRun(msgspec.Struct, frozen=True, kw_only=True):
     """A comparison of sound engines; accused: what was found all the same.
 
-    arms, dtype, command: of a run that was drawn by chance; the command repeats it.
+    detail: the first finding, or why there is no verdict. arms, dtype, command: of a run that was
+    drawn by chance; the command repeats it.
     """
 
     world: str
     scenario: str
-    accused: tuple[str, ...]
+    outcome: CleanOutcome
+    accused: tuple[str, ...] = ()
     detail: str = ""
     arms: str = ""
     dtype: str = ""
     command: str = ""
     wall_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        assert bool(self.accused) == (self.outcome is CleanOutcome.ACCUSED)
+
+    @property
+    def has_verdict(self) -> bool:
+        """Whether anything is known of the judge: it was quiet, or it was not."""
+        return self.outcome in (CleanOutcome.CLEAN, CleanOutcome.ACCUSED)
 
 
 class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,11 +124,16 @@ class CleanResult(msgspec.Struct, frozen=True, kw_only=True):
         return sum(bool(run.accused) for run in self.runs)
 
     @property
+    def num_judged(self) -> int:
+        """Runs that ended in a verdict."""
+        return sum(run.has_verdict for run in self.runs)
+
+    @property
     def exit_code(self) -> int:
-        """0 none accused, 1 otherwise, 3 without any run."""
-        if not self.runs:
-            return 3
-        return 1 if self.num_false_alarms else 0
+        """1 one accused; 3 one without a verdict, or no run at all; 0 otherwise."""
+        if self.num_false_alarms:
+            return 1
+        return 0 if self.runs and self.num_judged == len(self.runs) else 3
 
 
 class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,15 +167,19 @@ class FaultsResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def num_clean(self) -> int:
-        """Runs in which nothing was to be found."""
-        return len(self.clean) + len(self.judged) - self.num_faults
+        """Judged runs in which nothing was to be found."""
+        noise = len(self.judged) - self.num_faults
+        return noise + sum(run.has_verdict for run in self.clean)
 
     @property
     def exit_code(self) -> int:
-        """0 all caught and no clean run accused, 1 otherwise, 3 without any verdict or memory."""
-        if not self.judged:
-            return 3
-        bad = any(run.verdict not in GOOD for run in self.judged) or self.num_false_alarms
-        if bad:
+        """1 for one not caught or a sound engine accused, else 3 where that is not known, else 0.
+
+        It is not known without any judged fault, where memory ran out for one, and where a clean
+        run has no verdict.
+        """
+        if self.num_false_alarms or any(run.verdict not in GOOD for run in self.judged):
             return 1
-        return 3 if any(run.verdict is Verdict.NO_MEMORY for run in self.runs) else 0
+        unknown = any(run.verdict is Verdict.NO_MEMORY for run in self.runs)
+        unknown = unknown or not all(run.has_verdict for run in self.clean)
+        return 3 if unknown or not self.judged else 0

@@ -1,7 +1,7 @@
 """`pcpbench faults clean`: comparisons of sound engines, where every accusation is false.
 
 Owns how settings are drawn and the command line that repeats one. A run judges only; it times
-nothing.
+nothing. One that could not be compared, or that no memory was left for, is a row without a verdict.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import UsageError
-from pcpbench.fault_results import CleanResult, CleanRun
+from pcpbench.fault_results import CleanOutcome, CleanResult, CleanRun
 from pcpbench.model.presets import MODEL_SHAPES
 from pcpbench.report.clean_view import print_clean
 from pcpbench.report.console import make_console
 from pcpbench.report.progress import make_progress
 from pcpbench.request import CHECKS, FEEDS
 from pcpbench.scenarios.loader import load_scenario, shipped_names
-from pcpbench.session.faults import accused_of
+from pcpbench.session.faults import judged_clean
 from pcpbench.session.ladder import build_ladder
 from pcpbench.session.planning import plan_scenario
 from pcpbench.session.stand import StandBuilder
@@ -93,12 +93,15 @@ class Draw(msgspec.Struct, frozen=True, kw_only=True):
     base: str
     candidate: str
     feed: str
+    checks: str = "quick"
 
     @property
     def command(self) -> str:
         """The command line of the same comparison."""
         feed = [] if self.feed == FEEDS[0] else ["--feed", self.feed]
-        words = ["--scenario", self.scenario, *self.options.words, *feed, "--repetitions", "0"]
+        checks = [] if self.checks == CHECKS[0] else ["--check", self.checks]
+        words = ["--scenario", self.scenario, *self.options.words, *feed, *checks]
+        words += ["--repetitions", "0"]
         return shlex.join(["pcpbench", "compare", self.base, self.candidate, *words])
 
 
@@ -107,21 +110,22 @@ def run_clean(request: CleanRequest) -> int:
     start = time.perf_counter()
     request.check()
     device = resolve_device(request.device)
-    draws = draw_runs(request.num_runs, request.seed, str(device))
+    draws = draw_runs(request.num_runs, request.seed, str(device), request.checks)
     runs = []
     with one_thread(device), make_progress() as progress:
         progress.start("clean runs", len(draws), "runs")
         for draw in draws:
-            runs.append(_run(draw, device, request.checks))
+            runs.append(run := _run(draw, device))
             progress.advance()
-            if runs[-1].accused:
-                progress.say(f"{runs[-1].command}: {', '.join(runs[-1].accused)}")
+            if run.outcome is not CleanOutcome.CLEAN:
+                told = ", ".join(run.accused) or f"{run.outcome.value}: {run.detail}"
+                progress.say(f"{run.command}: {told}")
     result = CleanResult(runs=tuple(runs), wall_s=time.perf_counter() - start)
     print_clean(result, make_console())
     return result.exit_code
 
 
-def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
+def draw_runs(num_runs: int, seed: int, device: str, checks: str = "quick") -> list[Draw]:
     """Settings of `num_runs` runs: every scenario, world (some with a model of their own), dtype,
     pair of arms and feed, with and without microbatches and experts, as often as any other (give or
     take one), combined by chance, each with a seed of its own. So are numbers of draft tokens where
@@ -157,6 +161,7 @@ def draw_runs(num_runs: int, seed: int, device: str) -> list[Draw]:
             base=ARMS[arms[i]][0],
             candidate=ARMS[arms[i]][1],
             feed=FEEDS[feeds[i]],
+            checks=checks,
         )
         for i in range(num_runs)
     ]
@@ -177,13 +182,13 @@ def _with_experts(world: EngineOptions, settings: dict[str, Any] | None) -> dict
     return {} if settings is None or model not in PRESETS else {"model": model, **settings}
 
 
-def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
+def _run(draw: Draw, device: torch.device) -> CleanRun:
     start, options = time.perf_counter(), draw.options
     plan = plan_scenario(load_scenario(draw.scenario), options)
     target = BuiltinTarget(device, resolve_backend("auto", device))
     ladder = build_ladder(draw.base, draw.candidate)
     builder = StandBuilder(target, ladder, options, str(device))
-    accused, detail = accused_of(
+    outcome, accused, detail = judged_clean(
         lambda: Trial(
             plan,
             builder.stand_for(plan),
@@ -191,7 +196,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
             dtype=options.dtype,
             teacher_forced=draw.feed == FEEDS[0],
             repetitions=0,
-            checks=checks,
+            checks=draw.checks,
         ).run()
     )
     return CleanRun(
@@ -199,6 +204,7 @@ def _run(draw: Draw, device: torch.device, checks: str) -> CleanRun:
         scenario=draw.scenario,
         arms=f"{draw.base} {draw.candidate}",
         dtype=options.dtype,
+        outcome=outcome,
         accused=accused,
         detail=detail,
         command=draw.command,

@@ -9,20 +9,31 @@ marks, and a run that could not be finished get a stand of their own, or leave n
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
+from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import MeasuredFailure, NoMemory, NothingToDamage, PcpbenchError, UsageError
-from pcpbench.fault_results import CleanRun, FaultInfo, FaultRun, FaultsResult, Verdict
+from pcpbench.fault_results import (
+    CleanOutcome,
+    CleanRun,
+    FaultInfo,
+    FaultRun,
+    FaultsResult,
+    Verdict,
+)
 from pcpbench.faults.entries import Unusable
 from pcpbench.faults.fault import Fault, Setting, Site
 from pcpbench.faults.registry import SHIPPED_FOR, choose_faults, choose_unusable, source_of
 from pcpbench.plan import ScenarioPlan
+from pcpbench.report.clean_view import print_without_verdict
 from pcpbench.report.console import make_console
 from pcpbench.report.faults_view import (
     faults_json,
@@ -69,7 +80,7 @@ def run_faults(request: FaultsRequest) -> int:
     device = resolve_device(request.device)
     faults = choose_faults(request.faults, request.target)
     unusable = choose_unusable(request.faults, request.target)
-    runner = FaultRunner(device, request.checks, request.target)
+    runner = FaultRunner(device, request)
     shipped = {fault.name for fault in SHIPPED_FOR[request.target]}
     cases = []
     for fault in faults:
@@ -78,8 +89,7 @@ def run_faults(request: FaultsRequest) -> int:
             unusable.append(refused)
             continue
         for setting in request.settings(fault):
-            options = options_of(setting, request.target)
-            options.check()  # first, even where the fault lacks something
+            runner.options(setting).check()  # first, even where the fault lacks something
             if not fault.lacks(setting):
                 runner.check(setting)
             cases.append((fault, setting))
@@ -94,6 +104,8 @@ def run_faults(request: FaultsRequest) -> int:
         print_markdown(result)
     else:
         print_faults(result, make_console())
+    talk = sys.stderr if request.json or request.markdown else None
+    print_without_verdict(result.clean, make_console(talk))
     return result.exit_code
 
 
@@ -143,18 +155,22 @@ def finding_order(finding: str) -> tuple[int, str]:
 class FaultRunner:
     """Runs faults on one device and keeps the stand of the setting that it is at.
 
-    checks: `quick` or `full` contracts; full ones add second replays and poisoned runs. A setting
-    that needs full ones gets them in any case. target: whose faults these are, and whose code runs.
+    request: checks (full ones add second replays and poisoned runs; a setting that needs them gets
+    them in any case), whose faults these are and whose code runs, dtype and seed.
     """
 
-    def __init__(
-        self, device: torch.device, checks: str = "quick", target: str = "builtin"
-    ) -> None:
-        self._device, self._checks = device, checks
-        self._target = make_target(target, device, resolve_backend("auto", device))
+    def __init__(self, device: torch.device, request: FaultsRequest | None = None) -> None:
+        self._device, self._request = device, request or FaultsRequest()
+        backend = resolve_backend("auto", device)
+        self._target = make_target(self._request.target, device, backend)
         self._accused: dict[Setting, set[str]] = {}
         self._at: Setting | None = None
         self._stand: Stand | None = None
+
+    def options(self, setting: Setting) -> EngineOptions:
+        """The settings of the engines of a setting."""
+        options = options_of(setting, self._target.name)
+        return msgspec.structs.replace(options, dtype=self._request.dtype, seed=self._request.seed)
 
     def check(self, setting: Setting) -> None:
         """Raise UsageError or ScenarioError for a setting that the engine refuses."""
@@ -197,14 +213,19 @@ class FaultRunner:
 
     def _clean(self, setting: Setting, progress: Progress) -> CleanRun:
         start = time.perf_counter()
-        accused, detail = accused_of(lambda: self._trial(setting, self._stand_for(setting)).run())
+        outcome, accused, detail = judged_clean(
+            lambda: self._trial(setting, self._stand_for(setting)).run()
+        )
+        if outcome is CleanOutcome.NO_MEMORY:
+            self._stand = None
         wall_s = time.perf_counter() - start
         self._accused.setdefault(setting, set()).update(accused)
-        told = f"accused by {', '.join(accused)}" if accused else "clean"
+        told = f"accused by {', '.join(accused)}" if accused else outcome.value
         progress.say(f"{setting.world}, {setting.scenario}, no fault: {told} ({wall_s:.1f} s)")
         return CleanRun(
             world=setting.world,
             scenario=setting.scenario,
+            outcome=outcome,
             accused=accused,
             detail=detail,
             wall_s=wall_s,
@@ -272,7 +293,7 @@ class FaultRunner:
         return self._stand
 
     def _builder(self, setting: Setting) -> StandBuilder:
-        options = options_of(setting, self._target.name)
+        options = self.options(setting)
         options.check()
         ladder = build_ladder("eager", setting.candidate)
         return StandBuilder(self._target, ladder, options, str(self._device))
@@ -282,27 +303,31 @@ class FaultRunner:
             self._plan(setting),
             stand,
             make_clock(self._device),
-            dtype=options_of(setting).dtype,
+            dtype=self._request.dtype,
             teacher_forced=True,
             repetitions=0,
-            checks="full" if "full" in (self._checks, setting.checks) else "quick",
+            checks="full" if "full" in (self._request.checks, setting.checks) else "quick",
         )
 
     def _plan(self, setting: Setting) -> ScenarioPlan:
-        options = options_of(setting, self._target.name)
-        return plan_for(self._target, load_scenario(setting.scenario), options)
+        return plan_for(self._target, load_scenario(setting.scenario), self.options(setting))
 
 
-def accused_of(run: Callable[[], ScenarioResult]) -> tuple[tuple[str, ...], str]:
-    """What a run of sound engines was accused of, () for nothing, and the first finding."""
+def judged_clean(
+    run: Callable[[], ScenarioResult],
+) -> tuple[CleanOutcome, tuple[str, ...], str]:
+    """What a run of sound engines came to, what it was accused of, and the first reason."""
     try:
         result = run()
     except MeasuredFailure as failure:  # from capture
-        return (failure.contract,), str(failure)
+        return CleanOutcome.ACCUSED, (failure.contract,), str(failure)
+    except NoMemory as error:
+        return CleanOutcome.NO_MEMORY, (), str(error)
     accused = findings(result)
-    if result.outcome is not Outcome.PASS and not accused:
-        accused = (result.outcome.value,)
-    return accused, _first(result)
+    if result.outcome is Outcome.FAIL or accused:
+        return CleanOutcome.ACCUSED, accused or (result.outcome.value,), _first(result)
+    passed = result.outcome is Outcome.PASS
+    return CleanOutcome.CLEAN if passed else CleanOutcome.NOT_COMPARED, (), _first(result)
 
 
 def findings(result: ScenarioResult) -> tuple[str, ...]:

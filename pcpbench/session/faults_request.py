@@ -39,6 +39,8 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     device: str = "auto"
     checks: str = "quick"
+    dtype: str = "float32"
+    seed: int = 0
     microbatch: bool = False
     expert_parallel: bool = False
     markdown: bool = False
@@ -49,6 +51,7 @@ class FaultsRequest(msgspec.Struct, frozen=True, kw_only=True):
         check_target(self.target)
         if self.checks not in CHECKS:
             raise UsageError(f"--check is {self.checks!r}: use one of {', '.join(CHECKS)}.")
+        EngineOptions(dtype=self.dtype, seed=self.seed).check()
         if self.interleave is not None and self.interleave < 1:
             raise UsageError(
                 f"--interleave is {self.interleave}: it must be a whole number from 1 up."

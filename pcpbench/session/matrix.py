@@ -18,11 +18,12 @@ import msgspec
 from pcpbench.code_version import code_digest, versions
 from pcpbench.device.backends import resolve_device
 from pcpbench.device.environment import environment_of
-from pcpbench.errors import CannotMeasure, PcpbenchError
+from pcpbench.errors import CannotMeasure, PcpbenchError, ScenarioError
 from pcpbench.faults.registry import catalogue
 from pcpbench.matrix_cells import Cell
-from pcpbench.matrix_request import MatrixRequest, MatrixSettings
+from pcpbench.matrix_request import MatrixRequest, MatrixSettings, scenario_digests
 from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
+from pcpbench.records import Notice
 from pcpbench.report.console import make_console
 from pcpbench.report.json_out import print_text
 from pcpbench.report.matrix_files import MatrixFiles, locked, matrix_json
@@ -75,9 +76,11 @@ def run_matrix(request: MatrixRequest) -> int:
             files.add_cell(record, result(records))
 
         children = Children()
-        runner = CellRunner(files.path, settings, children, faults_for)
-        loop = MatrixLoop(settings.cells, kept, runner, keep, children.stop, _code_check(code))
+        check = _input_check(code, settings)
+        runner = CellRunner(files.path, settings, children, faults_for, check)
+        loop = MatrixLoop(settings.cells, kept, runner, keep, children.stop, check)
         files.write_tables(result(loop.records))
+        notices: tuple[Notice, ...] = ()
         deadline = None if request.max_time is None else start + request.max_time
         with make_progress() as progress:
             try:
@@ -85,7 +88,11 @@ def run_matrix(request: MatrixRequest) -> int:
             except (KeyboardInterrupt, SystemExit):
                 progress.say(f"finished cells stand: pcpbench matrix --resume {files.path} goes on")
                 raise
-        ended = result(loop.records)
+            except CannotMeasure as error:  # a cell that has failed stands
+                if not any(record.outcome is CellOutcome.FAIL for record in loop.records):
+                    raise
+                notices = (Notice(setting="matrix", message=str(error)),)
+        ended = msgspec.structs.replace(result(loop.records), notices=notices)
         files.finish(ended)
     _print(ended, request.json)
     return ended.outcome.exit_code
@@ -104,12 +111,23 @@ def _print(result: MatrixResult, as_json: bool) -> None:
         print_matrix(result, make_console())
 
 
-def _code_check(code: Mapping[str, str]) -> Callable[[], None]:
+def _input_check(code: Mapping[str, str], settings: MatrixSettings) -> Callable[[], None]:
+    """Raises CannotMeasure where code or scenarios are not what they were when the run began."""
+
     def check() -> None:
         if code_digest() != code["code"]:
             raise CannotMeasure(
                 "pcpbench's own code has changed since the run began: its other cells would be of "
                 "another version, so start a new run."
+            )
+        try:
+            changed = "" if scenario_digests(settings.scenario) == settings.scenarios else "changed"
+        except ScenarioError as error:
+            changed = f"become unreadable ({str(error).rstrip('.')})"
+        if changed:
+            raise CannotMeasure(
+                f"a scenario file has {changed} since the run began: its other cells would be of "
+                "another scenario, so put the file back and --resume, or start a new run."
             )
 
     return check
@@ -120,7 +138,7 @@ class MatrixLoop:
 
     kept: records that stand, by the cell's name. run: runs one cell up to a deadline. keep: puts a
     record on disk, given all records so far. stop: ends whatever runs. check: raises where no
-    further cell may begin.
+    further cell may begin, and where one that has ended tells of something else than was asked.
     """
 
     def __init__(
@@ -161,7 +179,9 @@ class MatrixLoop:
                         pending[pool.submit(self._run, cell, deadline)] = cell
                     ended, _ = wait(pending, return_when=FIRST_COMPLETED)
                     for future in ended:
-                        self._take(_record(pending.pop(future), future), progress)
+                        record = _record(pending.pop(future), future)
+                        self._check()
+                        self._take(record, progress)
             except BaseException:
                 self._stop()  # the threads of the pool end with their processes
                 raise

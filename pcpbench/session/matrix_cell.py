@@ -23,6 +23,7 @@ import msgspec
 from msgspec.structs import replace
 
 from pcpbench.code_version import PACKAGE
+from pcpbench.fault_results import CleanOutcome, Verdict
 from pcpbench.matrix_cells import Cell
 from pcpbench.matrix_request import MatrixSettings
 from pcpbench.matrix_results import CellOutcome, CellRecord, FaultCount
@@ -85,7 +86,8 @@ class Children:
 class CellRunner:
     """Runs cells of one matrix.
 
-    root: the run's directory. faults_for: names of the faults to inject in a cell's world.
+    root: the run's directory. faults_for: names of the faults to inject in a cell's world. check:
+    raises where code or scenarios are not what they were when the run began.
     """
 
     def __init__(
@@ -94,23 +96,41 @@ class CellRunner:
         settings: MatrixSettings,
         children: Children,
         faults_for: Callable[[Cell], Sequence[str]],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._root, self._settings, self._children = root, settings, children
-        self._faults_for = faults_for
+        self._faults_for, self._check = faults_for, check
 
     def __call__(self, cell: Cell, deadline: float | None) -> CellRecord:
         """Run a cell to its end; raises Stopped where it was interrupted."""
         start = time.perf_counter()
         place, attempt = self._new_place(cell)
         directory = self._root / place
-        out = directory / "compare"
-        stem = directory / "report"
-        code = self._children.run(self._compare(cell, out), stem, deadline)
-        record = read_cell(cell, code, out, stem.with_suffix(".err"))
+        record = self._compared(cell, directory, deadline)
         if self._settings.faults and record.outcome is CellOutcome.PASS:
             record = self._with_faults(record, directory, deadline)
         wall_s = time.perf_counter() - start
         return replace(record, run=place, attempt=attempt, wall_s=wall_s)
+
+    def _compared(self, cell: Cell, directory: Path, deadline: float | None) -> CellRecord:
+        """The record of a cell's comparison.
+
+        A refusal stands for good, and a file that was broken for a moment is refused like settings
+        that no engine takes: so only what a second process says as well is one.
+        """
+        out, first = directory / "compare", directory / "report"
+        code = self._children.run(self._compare(cell, out), first, deadline)
+        record = read_cell(cell, code, out, first.with_suffix(".err"))
+        if record.outcome is not CellOutcome.REFUSED:
+            return record
+        self._check()
+        second = directory / "again"
+        code = self._children.run(self._compare(cell, out), second, deadline)
+        again = read_cell(cell, code, out, second.with_suffix(".err"))
+        if again.outcome is CellOutcome.REFUSED and again.reason != record.reason:
+            told = f"two processes refused it for different reasons: {record.reason}"
+            return replace(record, outcome=CellOutcome.NOT_MEASURED, reason=told)
+        return again
 
     def _new_place(self, cell: Cell) -> tuple[str, int]:
         """A directory of its own for every attempt, so that none writes over another."""
@@ -141,6 +161,7 @@ class CellRunner:
         names = self._faults_for(cell)
         if not names:
             return replace(record, faults_reason="no fault of the catalogue fits this world")
+        self._check()
         stem = directory / "faults"
         code = self._children.run(self._faults(cell, names), stem, deadline)
         return with_faults(record, code, stem)
@@ -150,7 +171,8 @@ class CellRunner:
             *_program("faults", "run", "--json"),
             *[part for name in names for part in ("--fault", name)],
             *cell.flags,
-            *("--device", self._settings.device),
+            *("--check", self._settings.checks, "--dtype", self._settings.dtype),
+            *("--seed", str(self._settings.seed), "--device", self._settings.device),
         ]
 
 
@@ -185,7 +207,11 @@ def read_cell(cell: Cell, code: int | None, out: Path, talk: Path) -> CellRecord
 
 
 def with_faults(record: CellRecord, code: int | None, stem: Path) -> CellRecord:
-    """The record of a cell whose comparison passed, after faults were injected in its world."""
+    """The record of a cell whose comparison passed, after faults were injected in its world.
+
+    It stays a pass where every fault with a verdict was caught and no fault is without one but
+    those that its world does not have.
+    """
     if code is None:
         return replace(record, outcome=CellOutcome.NOT_RUN, reason=OUT_OF_TIME)
     said = _last_line(stem.with_suffix(".err"))
@@ -193,6 +219,8 @@ def with_faults(record: CellRecord, code: int | None, stem: Path) -> CellRecord:
         found = _read_json(stem.with_suffix(".out"))
         if found["exit_code"] != code:
             raise ValueError(f"its result says {found['exit_code']}")
+        verdicts = {run["verdict"] for run in found["runs"]}
+        clean = {run["outcome"] for run in found["clean"]}
         count = FaultCount(
             num_faults=found["num_faults"],
             num_caught=found["num_caught"],
@@ -201,17 +229,24 @@ def with_faults(record: CellRecord, code: int | None, stem: Path) -> CellRecord:
             missed=tuple(found["missed"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        reason = f"faults run: {_ending(code, said)} ({error})"
-        return replace(record, outcome=CellOutcome.CRASHED, exit_code=code, reason=reason)
+        if code == 3 and said:
+            outcome, reason = CellOutcome.NOT_MEASURED, f"faults run: {said}"
+        else:
+            outcome, reason = CellOutcome.CRASHED, f"faults run: {_ending(code, said)} ({error})"
+        return replace(record, outcome=outcome, exit_code=code, reason=reason)
     record = replace(record, faults=count)
-    if code == 0:
+    if code == 1:
+        accused = ["a sound engine was accused"] if count.num_false_alarms else []
+        outcome, reason = CellOutcome.FAIL, ", ".join([*count.missed, *accused])
+    elif Verdict.NO_MEMORY.value in verdicts or CleanOutcome.NO_MEMORY.value in clean:
+        outcome, reason = CellOutcome.NOT_MEASURED, "memory ran out for some of them"
+    elif CleanOutcome.NOT_COMPARED.value in clean:
+        outcome, reason = CellOutcome.NOT_COMPARED, "without one, an arm never ran as asked"
+    elif code == 3:
+        return replace(record, faults_reason="no injected fault ended in a verdict")
+    else:
         return record
-    if code == 3:
-        none = not found["num_judged"]
-        told = "no injected fault ended in a verdict" if none else "memory ran out for some faults"
-        return replace(record, faults_reason=told)
-    reason = f"faults: {', '.join(count.missed) or 'a sound engine was accused'}"
-    return replace(record, outcome=CellOutcome.FAIL, exit_code=code, reason=reason)
+    return replace(record, outcome=outcome, exit_code=code, reason=f"faults: {reason}")
 
 
 def _judged(record: CellRecord, summary: Mapping[str, Any]) -> CellRecord:

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import torch
 
-from pcpbench.errors import UsageError
+from pcpbench.device.backends import resolve_device
+from pcpbench.errors import DeviceMissing, UsageError
 from pcpbench.matrix_request import MatrixRequest, MatrixSettings, scenario_digests
 from pcpbench.matrix_results import FINISHED, CellRecord
 from pcpbench.paths import reachable
@@ -33,6 +35,8 @@ def kept_settings(request: MatrixRequest, versions: Mapping[str, str]) -> Matrix
     manifest = _manifest(where)
     stored = dict(manifest["settings"])
     made_by = stored.pop(VERSIONS, {})
+    if not isinstance(made_by, dict):
+        raise _damaged(where / NAME, f"its {VERSIONS} are {made_by!r}", START_NEW)
     changed = [name for name in sorted({*made_by, *versions}) if made_by.get(name) !=
                versions.get(name)]  # fmt: skip
     if changed:
@@ -49,7 +53,7 @@ def kept_settings(request: MatrixRequest, versions: Mapping[str, str]) -> Matrix
     except msgspec.ValidationError as error:
         raise _damaged(where / NAME, str(error), START_NEW) from error
     for name, value in request.typed.items():
-        if getattr(settings, name) != value:
+        if not _is_same(name, value, getattr(settings, name)):
             raise UsageError(
                 f"{_flag(name)} is {_text(value)}, but the run in {str(where)!r} has "
                 f"{_text(getattr(settings, name))}: leave it out, or start a new run."
@@ -59,6 +63,22 @@ def kept_settings(request: MatrixRequest, versions: Mapping[str, str]) -> Matrix
             f"--resume {str(where)!r}: a scenario file has changed since: start a new run."
         )
     return settings
+
+
+def _is_same(name: str, typed: Any, stored: Any) -> bool:
+    """Whether a typed setting is the stored one; `auto` is the device that it stands for here."""
+    if name != "device" or typed == stored:
+        return bool(typed == stored)
+    return _device(typed) == _device(stored)
+
+
+def _device(name: str) -> tuple[str, int]:
+    """Type and number: `cuda` is `cuda:0`. Raises UsageError for what is no device."""
+    try:
+        device = resolve_device(name)
+    except DeviceMissing:
+        device = torch.device(name)
+    return device.type, device.index or 0
 
 
 def kept_records(where: Path, settings: MatrixSettings) -> dict[str, CellRecord]:

@@ -10,7 +10,7 @@ import pytest
 from pcpbench import cli
 from pcpbench.engine.engine import Engine
 from pcpbench.errors import NothingToDamage
-from pcpbench.fault_results import CleanRun, FaultRun, FaultsResult, Verdict
+from pcpbench.fault_results import CleanOutcome, CleanRun, FaultRun, FaultsResult, Verdict
 from pcpbench.faults import registry
 from pcpbench.faults.fault import Setting, planted
 from pcpbench.session import faults as session
@@ -118,6 +118,61 @@ def test_a_fault_that_no_memory_was_left_for_keeps_the_run_from_a_pass(monkeypat
     assert run_with(monkeypatch, no_memory, harmless_one) == 1
 
 
+def test_a_clean_run_that_no_memory_was_left_for_is_a_row_and_the_faults_still_run(
+    monkeypatch, capsys
+):
+    execute, num_runs = Engine.execute, []
+
+    def starved(*arguments):
+        num_runs.append(1)
+        if len(num_runs) == 1:
+            raise RuntimeError("std::bad_alloc")
+        return execute(*arguments)
+
+    monkeypatch.setattr(Engine, "execute", starved)
+    assert run_with(monkeypatch, SOUND, arguments=["--json"]) == 3
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert [run["outcome"] for run in found["clean"]] == ["no memory", "clean"]
+    assert [run["verdict"] for run in found["runs"]] == ["caught"]
+    assert "No memory there is not enough memory: std::bad_alloc" in " ".join(printed.err.split())
+    num_runs.clear()
+    assert run_with(monkeypatch, replace(SOUND, name="no", inject=planted(harmless))) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "0 false alarms over 1 clean run" in printed
+    assert "No memory there is not enough memory" in printed
+
+
+def test_a_clean_run_that_compares_nothing_is_no_false_alarm(capsys):
+    """Microbatches were asked for, and no step of this scenario is large enough to be cut."""
+    world = ["--pcp", "8", "--microbatch", "--scenario", "small-steps"]
+    assert cli.run(["faults", "run", "--fault", SOUND.name, *world, "--json"]) == 3
+    found = json.loads(capsys.readouterr().out)
+    assert {run["outcome"] for run in found["clean"]} == {"not compared"}
+    assert found["num_false_alarms"] == 0
+
+
+def test_dtype_and_seed_are_those_of_every_run(monkeypatch):
+    built, judged = [], []
+
+    class Builder(session.StandBuilder):
+        def __init__(self, target, ladder, options, *rest):
+            built.append((options.dtype, options.seed))
+            super().__init__(target, ladder, options, *rest)
+
+    class Judged(session.Trial):
+        def __init__(self, *arguments, **named):
+            judged.append(named["dtype"])
+            super().__init__(*arguments, **named)
+
+    monkeypatch.setattr(session, "StandBuilder", Builder)
+    monkeypatch.setattr(session, "Trial", Judged)
+    asked = ["--dtype", "bfloat16", "--seed", "7"]
+    assert cli.run(["faults", "run", "--fault", SOUND.name, *asked]) == 0
+    assert set(built) == {("bfloat16", 7)}
+    assert set(judged) == {"bfloat16"}
+
+
 def test_a_fault_that_the_code_at_hand_cannot_have_is_not_run(monkeypatch, capsys):
     def absent(site):
         raise NothingToDamage("captures of this version set no context")
@@ -215,7 +270,16 @@ def test_full_checks_fire_what_quick_ones_do_not_look_for(capsys):
     assert fired == {"quick": "C9, C13", "full": "C9, C13, C16"}
 
 
-@pytest.mark.parametrize("arguments", [["--spec-tokens", "-2"], ["--pcp", "0"], ["--dcp", "-1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--spec-tokens", "-2"],
+        ["--pcp", "0"],
+        ["--dcp", "-1"],
+        ["--dtype", "int8"],
+        ["--seed", "-1"],
+    ],
+)
 def test_bad_input_is_exit_2_also_where_the_fault_would_not_fit(capsys, arguments):
     assert cli.run(["faults", "run", "--fault", "one-draft-too-many", *arguments]) == 2
     assert arguments[0] in capsys.readouterr().err
@@ -252,7 +316,8 @@ def test_a_verdict_needs_an_expected_finding_and_an_injection_that_acted(fired, 
 def test_what_a_sound_engine_is_accused_of_catches_nothing(monkeypatch, capsys):
     assert verdict_of(SOUND, ("C1", "C10"), 1, {"C1"}) is Verdict.MISNAMED
     assert verdict_of(SOUND, ("C1",), 1, {"C10"}) is Verdict.CAUGHT
-    monkeypatch.setattr(session, "accused_of", lambda run: (("C1",), "seq_lens"))
+    accused = (CleanOutcome.ACCUSED, ("C1",), "seq_lens")
+    monkeypatch.setattr(session, "judged_clean", lambda run: accused)
     assert run_with(monkeypatch, SOUND, arguments=["--json"]) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["missed"] == [f"{SOUND.name} misnamed"]
@@ -267,20 +332,28 @@ def test_a_named_world_is_named_whole_and_scenarios_multiply():
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "accused", "exit_code"),
+    ("verdicts", "outcome", "exit_code"),
     [
-        ([Verdict.CAUGHT, Verdict.NOT_RUN], (), 0),
-        ([Verdict.CAUGHT, Verdict.MISNAMED], (), 1),
-        ([Verdict.CAUGHT], ("C4",), 1),
-        ([Verdict.NOT_RUN, Verdict.NOT_TRIGGERED], (), 3),
+        ([Verdict.CAUGHT, Verdict.NOT_RUN], CleanOutcome.CLEAN, 0),
+        ([Verdict.CAUGHT, Verdict.MISNAMED], CleanOutcome.CLEAN, 1),
+        ([Verdict.CAUGHT], CleanOutcome.ACCUSED, 1),
+        ([Verdict.NOT_RUN, Verdict.NOT_TRIGGERED], CleanOutcome.CLEAN, 3),
+        ([Verdict.NOT_RUN], CleanOutcome.ACCUSED, 1),
+        ([Verdict.CAUGHT, Verdict.NO_MEMORY], CleanOutcome.CLEAN, 3),
+        ([Verdict.CAUGHT], CleanOutcome.NOT_COMPARED, 3),
+        ([Verdict.CAUGHT], CleanOutcome.NO_MEMORY, 3),
+        ([Verdict.ESCAPED, Verdict.NO_MEMORY], CleanOutcome.NOT_COMPARED, 1),
     ],
 )
-def test_the_exit_code_is_that_of_the_worst(verdicts, accused, exit_code):
+def test_the_exit_code_is_that_of_the_worst(verdicts, outcome, exit_code):
     runs = tuple(
         FaultRun(
             fault=info_of(SOUND), world="pcp 2", scenario="s", fired=(), verdict=verdict, detail=""
         )
         for verdict in verdicts
     )
-    clean = (CleanRun(world="pcp 2", scenario="s", accused=accused),)
-    assert FaultsResult(runs=runs, clean=clean).exit_code == exit_code
+    accused = ("C4",) if outcome is CleanOutcome.ACCUSED else ()
+    clean = (CleanRun(world="pcp 2", scenario="s", outcome=outcome, accused=accused),)
+    result = FaultsResult(runs=runs, clean=clean)
+    assert result.exit_code == exit_code
+    assert result.num_false_alarms == len(accused)

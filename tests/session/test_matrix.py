@@ -16,21 +16,47 @@ from msgspec.structs import replace
 
 from pcpbench import cli
 from pcpbench.errors import CannotMeasure, UsageError
+from pcpbench.fault_results import (
+    CleanOutcome,
+    CleanRun,
+    FaultInfo,
+    FaultRun,
+    FaultsResult,
+    Verdict,
+)
 from pcpbench.matrix_cells import Cell, Parallel, all_cells
 from pcpbench.matrix_request import MatrixRequest
-from pcpbench.matrix_results import CellOutcome, CellRecord, MatrixResult
+from pcpbench.matrix_results import FINISHED, CellOutcome, CellRecord, MatrixResult
 from pcpbench.records import Environment
+from pcpbench.report.faults_view import faults_json
 from pcpbench.report.plain import to_json
 from pcpbench.report.progress import make_progress
 from pcpbench.results import Outcome
 from pcpbench.session import matrix as session
 from pcpbench.session.matrix import MatrixLoop
-from pcpbench.session.matrix_cell import ARMS, Children, Stopped, read_cell, with_faults
+from pcpbench.session.matrix_cell import (
+    ARMS,
+    CellRunner,
+    Children,
+    Stopped,
+    read_cell,
+    with_faults,
+)
 from pcpbench.session.matrix_faults import faults_for
 
 CELL = Cell(parallel=Parallel(pcp=2), spec_tokens=0, microbatch=False, model="dense")
 ONE = "matrix --parallel pcp2 --k 0 --microbatch off --model dense"
 QUICK = "--scenario s2-capture-edges"
+OWN = """name: own
+description: One request.
+limits: {max_num_seqs: 4, max_num_batched_tokens: 16, max_model_len: 32, num_blocks: 24,
+  block_size: 4}
+requests: [{name: one, prompt_len: 9, output_len: 3}]
+"""
+STALE = FaultInfo(
+    name="stale", class_id="K01", description="", reports=(), contracts=("C1",), world="w",
+    scenario="s",
+)  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -174,6 +200,27 @@ def test_a_run_stays_on_the_device_that_it_began_on(fake, monkeypatch, capsys):
     assert json.loads(Path("run/manifest.json").read_text())["settings"]["device"] == "cpu"
     run("matrix --resume run --device cuda", 2)
     assert "--device is cuda, but the run in 'run' has cpu" in capsys.readouterr().err
+    run("matrix --resume run --device auto", 2)  # here that is cuda
+
+
+@pytest.mark.parametrize("here", [True, False])
+def test_a_device_may_be_typed_again_by_any_of_its_names(fake, monkeypatch, here):
+    run(THREE, 0)
+    run("matrix --resume run --device auto", 0)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    monkeypatch.setattr("torch.cuda.set_device", lambda device: None)
+    monkeypatch.setattr("pcpbench.session.matrix.environment_of", lambda device: Environment())
+    run(THREE.replace("run", "gpu"), 0)
+    if here:
+        for name in ("auto", "cuda", "cuda:0"):
+            run(f"matrix --resume gpu --device {name}", 0)
+    else:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+        run("matrix --resume gpu --device cuda:0", 3)  # the same one, which is not there
+        run("matrix --resume run --device cuda", 2)
+    run("matrix --resume gpu --device cuda:1", 2)
+    run("matrix --resume gpu --device tpu", 2)
 
 
 @pytest.mark.parametrize(
@@ -224,6 +271,10 @@ def break_record(text):
          "damaged (Expected `array`, got `int` - at `$.parallel`): start a new run"),
         (lambda: edit("run/manifest.json", lambda m: m["settings"]["scenarios"].popitem()),
          "a scenario file has changed"),
+        (lambda: edit("run/manifest.json", lambda m: m["settings"].update(versions=None)),
+         "damaged (its versions are None): start a new run"),
+        (lambda: edit("run/manifest.json", lambda m: m["settings"].update(versions="2.13")),
+         "damaged (its versions are '2.13'): start a new run"),
         (lambda: Path("run/manifest.json").write_text("{"), "start a new run"),
         (lambda: Path("run/manifest.json").unlink(), "holds no manifest.json"),
         (break_record("{"), "remove this file to run its cell again"),
@@ -256,6 +307,64 @@ def test_code_that_changes_under_a_run_ends_it(fake, monkeypatch, capsys):
     run(THREE, 3)
     assert "own code has changed" in capsys.readouterr().err
     assert not fake.ran
+
+
+def changes(fake, monkeypatch, cell, change):
+    """Make a change to the inputs while one cell runs for the first time."""
+    call, left = fake.__call__, [cell]
+
+    def changed(self, asked, deadline):
+        if asked.name in left:
+            left.remove(asked.name)
+            change()
+        return call(self, asked, deadline)
+
+    monkeypatch.setattr(fake, "__call__", changed)
+
+
+def test_a_cell_that_ran_while_the_code_changed_is_not_kept(fake, monkeypatch, capsys):
+    def change():
+        monkeypatch.setattr(session, "code_digest", lambda: "new")
+
+    changes(fake, monkeypatch, names()[2], change)
+    run(THREE, 3)
+    assert "own code has changed" in capsys.readouterr().err
+    kept = sorted(path.name for path in Path("run/cells").iterdir())
+    assert kept == [f"{name}.json" for name in names()[:2]]
+
+
+def test_a_cell_that_failed_before_the_code_changed_stands(fake, monkeypatch, capsys):
+    def change():
+        monkeypatch.setattr(session, "code_digest", lambda: "new")
+
+    fake.outcomes = {names()[0]: CellOutcome.FAIL}
+    changes(fake, monkeypatch, names()[1], change)
+    run(THREE, 1)
+    assert "own code has changed" in " ".join(capsys.readouterr().out.split())
+    assert pd.read_csv("run/matrix.csv")["outcome"].tolist() == ["fail", "not run", "not run"]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda text: text.replace("output_len: 3", "output_len: 4"), "has changed since"),
+        (lambda text: text[:40], "has become unreadable (own.yaml"),
+    ],
+)
+def test_a_scenario_file_that_changes_under_a_run_ends_it_and_back_again_it_goes_on(
+    fake, monkeypatch, capsys, change, words
+):
+    own = Path("own.yaml")
+    own.write_text(OWN)
+    fake.outcomes = {names()[1]: CellOutcome.REFUSED}
+    changes(fake, monkeypatch, names()[1], lambda: own.write_text(change(OWN)))
+    run(f"{THREE} --scenario own.yaml", 3)
+    assert words in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in Path("run/cells").iterdir()] == [f"{names()[0]}.json"]
+    own.write_text(OWN)
+    fake.outcomes = {}
+    run("matrix --resume run", 0)
+    assert fake.ran == [names()[0], names()[1], *names()[1:]]
 
 
 def test_as_many_cells_run_at_once_as_jobs_allow():
@@ -391,23 +500,134 @@ def test_a_summary_with_drift_and_violations_is_told(tmp_path):
     assert (record.capture_is_zero, record.violated) == (False, ("C5", "C13"))
 
 
+def faults_told(verdicts="caught", clean="clean"):
+    """What `faults run --json` prints of some verdicts and clean runs, and its exit code."""
+    runs = tuple(
+        FaultRun(fault=STALE, world="w", scenario="s", fired=(), verdict=Verdict(each), detail="")
+        for each in verdicts.split(", ")
+    )
+    sound = tuple(
+        CleanRun(world="w", scenario="s", outcome=CleanOutcome(each),
+                 accused=("C1",) if each == "accused" else ())
+        for each in clean.split(", ")
+    )  # fmt: skip
+    result = FaultsResult(runs=runs, clean=sound)
+    return result.exit_code, json.loads(faults_json(result))
+
+
 @pytest.mark.parametrize(
-    ("code", "found", "outcome"),
+    ("verdicts", "clean", "outcome", "words"),
     [
-        (0, {"exit_code": 0, "missed": []}, CellOutcome.PASS),
-        (1, {"exit_code": 1, "missed": ["stale escaped"]}, CellOutcome.FAIL),
-        (3, {"exit_code": 3, "missed": []}, CellOutcome.PASS),
-        (0, {"exit_code": 1, "missed": []}, CellOutcome.CRASHED),
-        (-11, {}, CellOutcome.CRASHED),
-        (None, {}, CellOutcome.NOT_RUN),
+        ("caught", "clean", CellOutcome.PASS, ""),
+        ("caught, not triggered, not run, unusable", "clean", CellOutcome.PASS, ""),
+        ("not triggered, not run, unusable", "clean", CellOutcome.PASS, ""),
+        ("escaped", "clean", CellOutcome.FAIL, "stale escaped"),
+        ("caught", "accused", CellOutcome.FAIL, "a sound engine was accused"),
+        ("not triggered", "accused", CellOutcome.FAIL, "a sound engine was accused"),
+        ("caught, no memory", "clean", CellOutcome.NOT_MEASURED, "memory ran out"),
+        ("no memory", "clean", CellOutcome.NOT_MEASURED, "memory ran out"),
+        ("caught", "no memory", CellOutcome.NOT_MEASURED, "memory ran out"),
+        ("escaped, no memory", "no memory", CellOutcome.FAIL, "stale escaped"),
+        ("caught", "not compared", CellOutcome.NOT_COMPARED, "never ran as asked"),
     ],
 )
-def test_faults_that_escape_fail_a_cell(tmp_path, code, found, outcome):
-    counts = {"num_faults": 2, "num_caught": 1, "num_judged": 2, "num_false_alarms": 0, "runs": []}
-    (tmp_path / "faults.out").write_text(json.dumps({**counts, **found} if found else {}))
+def test_what_the_faults_came_to_is_in_the_cell(tmp_path, verdicts, clean, outcome, words):
+    code, found = faults_told(verdicts, clean)
+    (tmp_path / "faults.out").write_text(json.dumps(found))
     (tmp_path / "faults.err").write_text("")
     passed = CellRecord(cell=CELL, outcome=CellOutcome.PASS)
-    assert with_faults(passed, code, tmp_path / "faults").outcome is outcome
+    record = with_faults(passed, code, tmp_path / "faults")
+    assert record.outcome is outcome
+    assert words in record.reason
+    assert bool(record.reason) == (outcome is not CellOutcome.PASS)
+
+
+@pytest.mark.parametrize(
+    ("code", "left", "said", "outcome"),
+    [
+        (0, json.dumps(faults_told("escaped")[1]), "", CellOutcome.CRASHED),
+        (-11, "", "", CellOutcome.CRASHED),
+        (3, "", "", CellOutcome.CRASHED),
+        (3, "", "pcpbench: there is not enough memory.", CellOutcome.NOT_MEASURED),
+        (None, "", "", CellOutcome.NOT_RUN),
+    ],
+)
+def test_faults_whose_process_told_nothing_are_run_again(tmp_path, code, left, said, outcome):
+    (tmp_path / "faults.out").write_text(left)
+    (tmp_path / "faults.err").write_text(said)
+    passed = CellRecord(cell=CELL, outcome=CellOutcome.PASS)
+    record = with_faults(passed, code, tmp_path / "faults")
+    assert record.outcome is outcome
+    assert record.outcome not in FINISHED
+
+
+class Script:
+    """Children that run nothing: each call leaves what its entry says. `asked`: the commands."""
+
+    def __init__(self, *entries):
+        self.entries, self.asked = list(entries), []
+
+    def run(self, command, stem, deadline):
+        self.asked.append(command)
+        code, said, files = self.entries.pop(0)
+        stem.with_suffix(".err").write_text(said)
+        if "--out" in command:
+            out = Path(command[command.index("--out") + 1])
+            for name, found in files.items():
+                out.mkdir(exist_ok=True)
+                (out / name).write_text(json.dumps(found))
+        else:
+            stem.with_suffix(".out").write_text(json.dumps(files))
+        return code
+
+
+def run_cell(root, *entries, check=lambda: None, **asked):
+    settings, script = MatrixRequest(**asked).settings(), Script(*entries)
+    runner = CellRunner(root, settings, script, lambda cell: ["stale-block-rows"], check)
+    return runner(CELL, None), script
+
+
+BROKEN = (2, "pcpbench: own.yaml: it is no YAML.", {})
+REFUSED = (2, "pcpbench: --tp is 3: use 1.", {})
+
+
+def passing():
+    return 0, "", {"manifest.json": manifest_of("pass", 0), "summary.json": PASSED}
+
+
+@pytest.mark.parametrize(
+    ("entries", "outcome"),
+    [
+        ([REFUSED, REFUSED], CellOutcome.REFUSED),
+        ([BROKEN, passing()], CellOutcome.PASS),
+        ([BROKEN, REFUSED], CellOutcome.NOT_MEASURED),
+        ([REFUSED, (3, "pcpbench: no memory.", {})], CellOutcome.NOT_MEASURED),
+    ],
+)
+def test_a_cell_is_refused_by_two_processes_that_say_the_same(tmp_path, entries, outcome):
+    record, script = run_cell(tmp_path, *entries)
+    assert record.outcome is outcome
+    assert len(script.asked) == 2
+
+
+def test_inputs_are_looked_at_again_before_the_faults_and_after_a_refusal(tmp_path):
+    def changed():
+        raise CannotMeasure("it has changed")
+
+    for entry in (REFUSED, passing()):
+        with pytest.raises(CannotMeasure, match="it has changed"):
+            run_cell(tmp_path, entry, check=changed, faults=True)
+
+
+def test_faults_run_with_the_settings_of_the_matrix(tmp_path):
+    asked = {"dtype": "bfloat16", "seed": 7, "checks": "full", "device": "cpu", "faults": True}
+    record, script = run_cell(tmp_path, passing(), (0, "", faults_told()[1]), **asked)
+    assert record.outcome is CellOutcome.PASS
+    command = script.asked[1]
+    told = {flag: command[command.index(flag) + 1] for flag in command if flag.startswith("--")
+            and flag not in ("--json",)}  # fmt: skip
+    expected = {"--dtype": "bfloat16", "--seed": "7", "--check": "full", "--device": "cpu"}
+    assert expected.items() <= told.items()
 
 
 def test_a_cell_gets_one_fault_of_each_class_that_its_world_can_hold():
