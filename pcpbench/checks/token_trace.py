@@ -41,6 +41,7 @@ def generations(plan: ScenarioPlan, records: Iterable[StepRecord]) -> dict[str, 
     """Output tokens of every request, in order, from one arm's records.
 
     Of a verification's rows the accepted drafts and the token after them count, as the plan has it.
+    A broken engine may have sampled fewer rows: the judge says so, and their tokens are left out.
     """
     by_step = {record.step: record for record in records}
     found: dict[str, list[TokenAt]] = {}
@@ -49,7 +50,7 @@ def generations(plan: ScenarioPlan, records: Iterable[StepRecord]) -> dict[str, 
         if record is None:
             continue
         rows: dict[str, list[int]] = {}
-        for row, req_id in enumerate(record.sampled_req_ids):
+        for row, req_id in enumerate(record.sampled_req_ids[: len(record.sampled)]):
             rows.setdefault(req_id, []).append(row)
         for request in step.scheduled:
             mine = found.setdefault(request.req_id, [])
@@ -92,14 +93,15 @@ def trace(
     found: TokenAt,
     dtype: str,
     *,
-    none: Logits,
-    own: Logits,
+    none: Logits | None,
+    own: Logits | None,
     padded: Logits | None,
 ) -> TokenTrace:
     """Say whether padding drift explains a flipped token.
 
     none, own, padded: that row's logits [vocab] of NONE, of the mode, and of the eager arm that is
-    padded like it and was fed the same tokens; None where that one could not be run so far.
+    padded like it and was fed the same tokens; None where there are none: of the padded arm, where
+    it could not be run so far.
     """
     told = TokenTrace(
         mode=mode,
@@ -110,6 +112,8 @@ def trace(
         mode_token=found.token,
         why="the eager arm padded like the mode could not be run up to there",
     )
+    if none is None or own is None:
+        return replace(told, why="there are no logits of that row")
     if padded is None:
         return told
     parts = [row.astype(np.float64) for row in (none, own, padded)]

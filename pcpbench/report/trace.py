@@ -9,13 +9,15 @@ Format: the JSON object form of the Trace Event Format; times in microseconds.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 from pcpbench import __version__
 from pcpbench.errors import CannotMeasure, UsageError
-from pcpbench.report.stored import Row, StoredRun
+from pcpbench.report.stored import Row, StoredRun, damaged
 from pcpbench.report.stored_compare import StoredCompare
 
 MARK: Final = '{"pcpbench_trace": 1,'
@@ -42,7 +44,8 @@ Event = dict[str, Any]
 def render_trace(run: StoredRun) -> str:
     """The trace of a run as JSON text, one event a line.
 
-    Raises UsageError for a run of another command, and CannotMeasure for one without phases.
+    Raises UsageError for a run of another command or with damaged times, and CannotMeasure for one
+    without phases.
     """
     if run.command != "compare":
         raise UsageError(
@@ -64,8 +67,8 @@ def render_trace(run: StoredRun) -> str:
         "num_ranks": compare.num_ranks,
         "note": NOTE,
     }
-    lines = ",\n".join(json.dumps(event) for event in events)
-    other = json.dumps(head)
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in events)
+    other = json.dumps(head, allow_nan=False)
     return (
         f'{MARK}\n"displayTimeUnit": "ms",\n"otherData": {other},\n"traceEvents": [\n{lines}\n]}}\n'
     )
@@ -98,7 +101,7 @@ def _events(run: StoredCompare) -> Iterator[Event]:
     pids = {arm: pid for pid, arm in enumerate(run.asked, 1)}
     ranks = {arm: range(run.num_ranks_of(arm)) for arm in run.asked}
     events: dict[tuple[int, int], list[Event]] = defaultdict(list)
-    begin = 0.0
+    begin, file = 0.0, run.run.path / "phases.csv"
     for scenario in run.scenarios:
         end = begin
         ran = {
@@ -108,7 +111,7 @@ def _events(run: StoredCompare) -> Iterator[Event]:
             arm, rank = row.text("arm"), row.whole("rank")
             if arm not in pids:
                 continue
-            event = _event(row, begin, ran.get((arm, row.text("step"))))
+            event = _event(row, begin, ran.get((arm, row.text("step"))), file)
             end = max(end, event["ts"] + event["dur"])
             shared = rank is None and len(ranks[arm]) > 1
             for number in ranks[arm] if rank is None else (rank,):
@@ -122,11 +125,13 @@ def _events(run: StoredCompare) -> Iterator[Event]:
         yield from sorted(events[key], key=lambda event: (event["ts"], -event["dur"]))
 
 
-def _event(row: Row, begin: float, ran: Row | None) -> Event:
+def _event(row: Row, begin: float, ran: Row | None, file: Path) -> Event:
     phase, start, duration = (row.text("phase"), row.number("start_ms"), row.number("duration_ms"))
     # Whole nanoseconds: with ends rounded alike, no event sticks out of the one around it.
     first = round(begin + 1e3 * (start or 0.0), 3)
     last = round(begin + 1e3 * ((start or 0.0) + (duration or 0.0)), 3)
+    if not (math.isfinite(first) and math.isfinite(last)):  # JSON has no such numbers
+        raise damaged(file, f"a {phase} begins at {start} ms and takes {duration} ms")
     args: dict[str, Any] = {"step": row.whole("step")}
     name = phase
     if phase == "step":

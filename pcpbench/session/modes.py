@@ -19,7 +19,7 @@ from pcpbench.checks.token_trace import Logits, TokenAt, differences, generation
 from pcpbench.device.backends import resolve_backend, resolve_device
 from pcpbench.device.clock import make_clock, one_thread
 from pcpbench.device.environment import environment_of
-from pcpbench.errors import MeasuredFailure
+from pcpbench.errors import MeasuredFailure, NoMemory
 from pcpbench.faults.fault import Fault
 from pcpbench.modes_request import ModesRequest
 from pcpbench.modes_results import ModeRow, ModesResult, TokenTrace
@@ -143,19 +143,31 @@ class TaskRun:
                 self.rows = [replace(row, speed=None) for row in self.rows]
 
     def _tell(self, trial: Trial, judged: ScenarioResult, stand: Stand) -> None:
-        """Rows of all modes, the traces behind them, and the outcome over both."""
+        """Rows of all modes, the traces behind them, and the outcome over both.
+
+        Raises NoMemory where a token could not be traced and nothing else failed.
+        """
         by_arm: dict[str, list[StepRecord]] = {arm: [] for arm in stand.arms}
         for record in trial.records:
             by_arm[record.arm].append(record)
         tokens = {arm: generations(self.plan, by_arm[arm]) for arm in MODES.values()}
         none = tokens[MODES[NONE]]
+        untraced: NoMemory | None = None
         for mode, arm in MODES.items():
             pairs = differences(none, tokens[arm], only_first=not self._forced)
-            traces = self._trace(mode, arm, pairs, by_arm, stand)
+            try:
+                traces = self._trace(mode, arm, pairs, by_arm, stand)
+            except NoMemory as error:
+                traces, untraced = [], error
             self.traces += traces
             row = mode_row(mode, arm, self.plan, by_arm[arm], none, tokens[arm], traces)
             self.rows.append(row)
         self.outcome, self.reasons = self._verdict(judged)
+        if untraced is not None:
+            if self.outcome is not Outcome.FAIL:
+                raise untraced
+            message = f"not every differing token was traced: {untraced}"
+            self.notices.append(Notice(setting="memory", message=message))
         if self.outcome is Outcome.PASS and trial.timings:
             speeds = partial(speed_of, self.plan, trial.timings, base=MODES[NONE])
             self.rows = [
@@ -207,8 +219,8 @@ class TaskRun:
                 theirs,
                 ours,
                 self._dtype,
-                none=none[theirs.step].logits[theirs.row],
-                own=own[ours.step].logits[ours.row],
+                none=_row(none[theirs.step], theirs.row),
+                own=_row(own[ours.step], ours.row),
                 padded=_row(padded.get(theirs.step), theirs.row),
             )
             for theirs, ours in pairs

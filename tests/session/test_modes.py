@@ -1,6 +1,7 @@
 """`pcpbench modes`: a small real run, faults, and flips that padding drift explains or does not."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pandas as pd
@@ -9,11 +10,12 @@ import pytest
 from pcpbench import cli
 from pcpbench.engine.worker import Worker
 from pcpbench.engine_options import EngineOptions
-from pcpbench.errors import UsageError
+from pcpbench.errors import NoMemory, UsageError
 from pcpbench.model.decoder import MLADecoder
 from pcpbench.modes import CUDAGraphMode
 from pcpbench.modes_request import ModesRequest
-from pcpbench.session.modes import plan_task
+from pcpbench.session.modes import TaskRun, plan_task
+from pcpbench.targets.builtin import BuiltinArm
 
 SMALL = (
     "modes --prompts 6 --prompt-len 3-9 --output-len 4 --capture-sizes 1,2,4,24 --json --out run"
@@ -123,6 +125,61 @@ def test_flips_that_padding_drift_explains_are_told_and_pass(capsys, monkeypatch
         assert (row["num_traced"], row["num_unexplained"]) == (6, 0)
         assert row["first"]["gap"] <= 2 * row["first"]["drift"]
     assert all(each["explained"] for each in result["traces"])
+
+
+def starved(monkeypatch, *, from_call):
+    """No memory for the padded twin of a mode, from the n-th mode on that needs it."""
+    padded, calls = TaskRun._padded, []
+
+    def lacking(self, *arguments):
+        calls.append(1)
+        if len(calls) >= from_call:
+            raise NoMemory("there is not enough memory: 1 TiB.")
+        return padded(self, *arguments)
+
+    monkeypatch.setattr(TaskRun, "_padded", lacking)
+
+
+def test_what_the_judge_found_stands_where_no_memory_is_left_to_trace_a_token(capsys, monkeypatch):
+    ties(monkeypatch, drift=3e-6)
+    starved(monkeypatch, from_call=1)
+    result = run(capsys, "--inject stale-block-rows --repetitions 0", 1)
+    assert "C5" in " ".join(result["reasons"])
+    assert result["modes"][1]["agreement"] < 1.0
+    (notice,) = [each for each in result["notices"] if each["setting"] == "memory"]
+    assert "not every differing token was traced: there is not enough" in notice["message"]
+
+
+def test_a_token_that_was_traced_to_nothing_stands_too(capsys, monkeypatch):
+    ties(monkeypatch, drift=0.0)
+    starved(monkeypatch, from_call=3)
+    result = run(capsys, "--repetitions 0", 1)
+    assert [row["num_unexplained"] for row in result["modes"]] == [0, 6, 6, 0]
+
+
+def test_tokens_that_cannot_be_traced_are_no_pass_of_a_run_that_has_no_fault(capsys, monkeypatch):
+    ties(monkeypatch, drift=3e-6)
+    starved(monkeypatch, from_call=3)
+    assert cli.run([*SMALL.split(), "--repetitions", "0"]) == 3
+    assert "there is not enough memory: 1 TiB." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arm", ["eager", "full"])
+@pytest.mark.parametrize("what", [("sampled", "logits"), ("sampled",), ("logits",)], ids=str)
+def test_rows_that_an_engine_left_out_are_the_judges_finding(capsys, monkeypatch, arm, what):
+    record = BuiltinArm.record
+
+    def short(self, step, scenario):
+        found = record(self, step, scenario)
+        if self.label != arm or step.index != 3:
+            return found
+        return replace(found, **{name: getattr(found, name)[:-1] for name in what})
+
+    ties(monkeypatch, drift=3e-6)
+    monkeypatch.setattr(BuiltinArm, "record", short)
+    result = run(capsys, "--repetitions 0", 1)
+    assert result["outcome"] == "fail"
+    assert result["reasons"]
 
 
 def test_a_flip_without_drift_is_a_regression(capsys, monkeypatch):
