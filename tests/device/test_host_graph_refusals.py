@@ -341,6 +341,22 @@ def test_what_only_looks_like_a_host_read_is_allowed(name: str, mode: Any, plain
             each.copy_(old)
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_what_is_made_under_a_default_device_is_there(mode: Any) -> None:
+    """The default was set before the capture, as an engine does for all it runs."""
+    backend = HostGraphBackend()
+    with torch.device(HERE), mode():
+        graph, result = backend.capture(
+            lambda: row.clone().copy_(torch.zeros(6)), backend.new_pool()
+        )
+        graph.replay()
+        assert not result.any()
+        with pytest.raises(CaptureError, match=r"masked_fill\.Tensor"):
+            backend.capture(lambda: x.masked_fill(mask, torch.zeros(())), backend.new_pool())
+        with pytest.raises(CaptureError, match=HOST_SOURCE):
+            backend.capture(lambda: row.__setitem__(0, 1.0), backend.new_pool())
+
+
 def test_custom_operator_that_returns_a_host_value_is_refused(counting: Any) -> None:
     backend = HostGraphBackend()
     with (

@@ -3,7 +3,8 @@
 torch_private   every private torch name, each with a public fallback
 source          which line of the caller's code asked for an op
 schema          what an operator's schema says: what it writes, returns, and its `out` twin
-refusals        what a graph cannot hold, and the sentence that says so
+rules           which operator calls a graph cannot hold, and the sentence that says so
+refusals        how they are seen and refused, and what reaches no operator as well
 pool            blocks of memory that graphs share, and when a block is free again
 book            record tensors and the list of outside storages
 statement       what one replayed op is: a callable, its baked arguments, its copies

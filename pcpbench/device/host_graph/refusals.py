@@ -113,6 +113,7 @@ class HostReadGuard(TorchFunctionMode):
     def __init__(self, is_on_host: IsOnHost) -> None:
         super().__init__()
         self._is_on_host = is_on_host
+        self._has_default = torch_private.has_default_device()
         self._active: Any = None
         self._given: tuple[Any, ...] = ()
 
@@ -125,12 +126,13 @@ class HostReadGuard(TorchFunctionMode):
     def makes_on_host(self) -> bool:
         """Whether what is made of no tensor now would be in host memory on a device too.
 
-        Not where the code names a device, be it through a tensor that is there. The number in
+        Not where the code names a device, be it through a tensor that is there or, around the whole
+        capture, as the default (one named inside comes as an argument). The number in
         `x[0] = 1.0` is the host's, wherever x is.
         """
         if self._active is torch.Tensor.__setitem__:
             return True
-        if torch_private.has_default_device() or _names_device(self._given):
+        if self._has_default or _names_device(self._given):
             return False
         return all(map(self._is_on_host, tensors_in(list(self._given))))
 

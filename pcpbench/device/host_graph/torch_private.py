@@ -12,7 +12,6 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-import torch.utils._device
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,8 +37,9 @@ def below_autograd() -> Guard:
 
 
 def has_default_device() -> bool:
-    """Whether factories that are given no device were told to use some other than the host."""
-    return getattr(torch.utils._device, "CURRENT_DEVICE", None) is not None
+    """Whether the code that runs now was told which device its factories are to use."""
+    modes: list[Any] = getattr(torch.overrides, "_get_current_function_mode_stack", list)()
+    return any(type(mode).__name__ == "DeviceContext" for mode in modes)
 
 
 def raw_callable(func: OpOverload) -> Callable[..., Any]:
