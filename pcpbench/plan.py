@@ -15,6 +15,15 @@ PLAN: Final = "plan"
 """The arm of a violation that all arms share: the plan itself is at fault (contract C19)."""
 
 
+def has_arrived(arrival_s: float, time_s: float) -> bool:
+    """Whether a step that starts at time_s sees an arrival, both on the scenario's clock.
+
+    The slack is for products of steps and seconds: 0.14 s has arrived by step 7 of 0.02 s, which
+    begins at 0.14 or, as floats multiply, a hair before it.
+    """
+    return time_s >= arrival_s * (1.0 - 1e-15)
+
+
 class ScheduledRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One request's share of one step.
 
@@ -134,6 +143,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_cut_short: these are a scenario's first steps only; what it asks for besides comes later.
     num_lookahead_tokens: positions behind a request's last scheduled token that it has blocks for,
     as far as max_model_len allows: a draft model writes there.
+    num_speculative_tokens: drafts that a decode verifies, or the most where dynamic_spec is not
+    `off`; None where nobody said, as in bundles of older versions.
     """
 
     scenario: str
@@ -149,6 +160,8 @@ class ScenarioPlan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     is_cut_short: bool = False
     sliding_windows: tuple[int, ...] = ()
     num_lookahead_tokens: int = 0
+    num_speculative_tokens: int | None = None
+    dynamic_spec: str = "off"
 
     def sliding_window(self, group: int) -> int:
         """The window of one KV group, 0 for none."""

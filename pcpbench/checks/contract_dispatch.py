@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from pcpbench.checks.dispatch_reasons import ALWAYS_JUDGED, true_reasons
 from pcpbench.checks.findings import StepView
 from pcpbench.checks.oracle import StepExpectation
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
@@ -163,13 +164,29 @@ def _choice_messages(view: StepView, expected: StepExpectation) -> Iterator[str]
         yield f"{chosen.label} cannot serve this step: {kind}{counts}"
     elif best is not None and _size(chosen) != _size(best):
         yield f"{chosen.label} ran although {best.label} is the smallest that covers {counts}"
-    offers_full = any(d.cg_mode is CUDAGraphMode.FULL for d in candidates)
-    if offers_full and view.setup.padded_like is None:
-        reason = view.record.miss_reason
-        if chosen.cg_mode is not CUDAGraphMode.FULL and not reason:
-            yield f"the step ran as {chosen.label} and no reason is given for missing FULL"
-        if chosen.cg_mode is CUDAGraphMode.FULL and reason:
+    yield from _reason_messages(view, expected)
+
+
+def _reason_messages(view: StepView, expected: StepExpectation) -> Iterator[str]:
+    """A miss has a true reason, and nothing else has one."""
+    chosen, setup, reason = view.record.descriptor, view.setup, view.record.miss_reason
+    offers_full = any(d.cg_mode is CUDAGraphMode.FULL for d in setup.candidates)
+    if not offers_full or setup.padded_like is not None:
+        return
+    if chosen.cg_mode is CUDAGraphMode.FULL:
+        if reason:
             yield f"the step ran as {chosen.label} and yet gives a reason for missing it: {reason}"
+        return
+    if not reason:
+        yield f"the step ran as {chosen.label} and no reason is given for missing FULL"
+        return
+    is_whole, num_reqs = setup.traits.counts_whole_batch, expected.dispatch_num_reqs
+    if is_whole:
+        num_reqs = max(num_reqs, len(view.plan.scheduled))
+    holding = list(true_reasons(setup.candidates, expected, num_reqs))
+    if reason not in holding and (reason in ALWAYS_JUDGED or not is_whole):
+        told = " and ".join(f'"{each}"' for each in holding)
+        yield f'the step ran as {chosen.label}, "{reason}" is not why: {told} is'
 
 
 def _size(descriptor: BatchExecutionDescriptor) -> tuple[CUDAGraphMode, int, int, int | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pcpbench.checks.contract_idle import spread
 from pcpbench.checks.draft_hidden import hidden_message
 from pcpbench.checks.findings import StepView, mismatch, nonzero
 from pcpbench.checks.oracle import RankExpectation
@@ -75,7 +76,7 @@ def _pass_findings(
 ) -> Iterator[Finding]:
     yield "descriptor", _descriptor_message(view, record, number, one)
     if view.expected is None:
-        yield from _idle_findings(view.setup, record.rank, one)
+        yield from _idle_findings(view.setup, record, number, one)
         return
     draft, mine = view.expected.draft, view.expected.ranks[record.rank]
     assert draft is not None
@@ -95,9 +96,9 @@ def _descriptor_message(
     if number and setup.capture_sizes is not None:
         count = len(view.plan.scheduled) or 1
         fitting = [size for size in next_sizes(setup) if size >= count]
-        wanted = (FULL, fitting[0]) if fitting else (CUDAGraphMode.NONE, count)
-        if (chosen.cg_mode, chosen.num_tokens) != wanted:
-            return f"{count} requests are to run as {wanted[0].name} with {wanted[1]} tokens"
+        mode, size = (FULL, fitting[0]) if fitting else (CUDAGraphMode.NONE, count)
+        if (chosen.cg_mode, chosen.num_tokens, chosen.num_reqs) != (mode, size, size):
+            return f"{count} requests are to run as {mode.name} with {size} rows and tokens"
     replays = int(chosen.cg_mode is FULL and setup.draft.captured is not None)
     if one.num_replays != replays:
         return f"{one.num_replays} graphs were launched, not {replays}"
@@ -154,11 +155,12 @@ def _following(view: StepView, draft: DraftExpectation) -> IntArray:
 def _later(
     record: RankRecord, number: int, one: DraftPassRecord, draft: DraftExpectation
 ) -> _Right:
-    """One token of each request of the global batch, on every rank."""
+    """One token of each request of the global batch, on every rank; FULL pads to its graph."""
     positions = draft.positions[number - 1]
-    count, total = len(positions), one.num_tokens_after_padding
-    total = max(total, count)
-    rows = max(one.num_reqs_after_padding, count)
+    rows = total = count = len(positions)
+    chosen = one.descriptor
+    if chosen.cg_mode is FULL:
+        rows, total = max(count, chosen.num_reqs or 0), max(count, chosen.num_tokens)
     ids = np.full(count, UNKNOWN_TOKEN, dtype=np.int64)
     if record.proposed is not None and record.proposed.shape[0] == count:
         ids = record.proposed[:, number - 1].astype(np.int64)
@@ -188,6 +190,9 @@ def _array_findings(
         yield "num_reqs", f"{counts}, expected {right.num_reqs} and {right.num_tokens}"
         return
     total, rows = len(right.input_ids), len(right.seq_lens)
+    if (one.num_reqs_after_padding, one.num_tokens_after_padding) != (rows, total):
+        yield from _padded_counts(one, rows, total)
+        return
     flags: BoolArray = np.arange(total) >= right.num_tokens
     yield "is_padding", mismatch("is_padding", one.is_padding, flags, "padding at the end")
     unknown = right.input_ids == UNKNOWN_TOKEN
@@ -205,6 +210,13 @@ def _array_findings(
     yield "block_tables", _tables_message(one, right)
     found = one.slot_mappings
     yield "slot_mappings", mismatch("slot_mappings", found, right.slot_mappings, what)
+
+
+def _padded_counts(one: DraftPassRecord, rows: int, total: int) -> Iterator[Finding]:
+    for name, right in (("num_reqs_after_padding", rows), ("num_tokens_after_padding", total)):
+        found = getattr(one, name)
+        if found != right:
+            yield name, f"{name} is {found}, expected {right}"
 
 
 def _shares_message(setup: ArmSetup, rank: int, one: DraftPassRecord, seq_lens: IntArray) -> str:
@@ -262,29 +274,54 @@ def _proposal_findings(
         yield "proposed", f"draft {number} of request {request} is not the one that scores best"
 
 
-def _idle_findings(setup: ArmSetup, rank: int, one: DraftPassRecord) -> Iterator[Finding]:
-    """A dummy batch: all padding, null blocks, PAD slots; dcp x interleave of context in FULL."""
+def _idle_findings(
+    setup: ArmSetup, record: RankRecord, number: int, one: DraftPassRecord
+) -> Iterator[Finding]:
+    """A dummy batch: all padding, null blocks, PAD slots; dcp x interleave of context in FULL.
+
+    The first pass has the rows and tokens of the step's own dummy batch, the second those of its
+    descriptor, spread evenly.
+    """
+    rows, total = record.num_reqs, record.num_tokens
+    if number:
+        rows, total = one.descriptor.num_reqs or 0, one.descriptor.num_tokens
+    if (one.num_reqs, one.num_tokens) != (rows, total):
+        counts = f"{one.num_reqs} rows and {one.num_tokens} tokens"
+        yield "num_reqs", f"{counts}, expected {rows} and {total}"
+        return
+    if (one.num_reqs_after_padding, one.num_tokens_after_padding) != (rows, total):
+        yield from _padded_counts(one, rows, total)
+        return
+    nothing = np.zeros(total, dtype=np.int64)
     for name in ("input_ids", "positions"):
-        yield name, nonzero(name, getattr(one, name), 0, "dummy token")
-    yield "is_padding", "" if one.is_padding.all() else "a dummy token is not marked as padding"
+        yield name, mismatch(name, getattr(one, name), nothing, "dummy token")
+    flags = np.ones(total, dtype=np.bool_)
+    yield "is_padding", mismatch("is_padding", one.is_padding, flags, "dummy token")
     if one.seq_lens is None or one.query_start_loc is None:
         lacks = one.descriptor.cg_mode is FULL
         yield "seq_lens", "a FULL dummy pass has no attention inputs" if lacks else ""
         return
+    query_lens = spread(total, rows)
+    starts = np.append(0, np.cumsum(query_lens))
+    what = f"{total} dummy tokens spread over {rows} rows"
+    yield "query_start_loc", mismatch("query_start_loc", one.query_start_loc, starts, what)
     world = setup.world
     context = world.dcp_size * setup.interleave if world.dcp_size > 1 else 0
-    query_lens = np.diff(one.query_start_loc).astype(np.int64)
     if setup.max_model_len is not None:
         room = np.clip(setup.max_model_len - query_lens, 0, context)
     else:
         room = np.full(len(query_lens), context)
     what = f"dummy row with {context} tokens of context"
     yield "seq_lens", mismatch("seq_lens", one.seq_lens, query_lens + room, what)
-    yield "dcp_local_seq_lens", _shares_message(setup, rank, one, query_lens + room)
+    yield "dcp_local_seq_lens", _shares_message(setup, record.rank, one, query_lens + room)
     for group, table in enumerate(one.block_tables):
-        yield "block_tables", nonzero(f"block_tables[{group}]", table, 0, "dummy row")
-    wrong = (one.slot_mappings != PAD).any()
-    yield "slot_mappings", "a dummy token has a slot" if wrong else ""
+        name = f"block_tables[{group}]"
+        lacks = len(table) != rows
+        yield "block_tables", f"{name} has {len(table)} rows, expected {rows}" if lacks else ""
+        yield "block_tables", nonzero(name, table, 0, "dummy row")
+    slots = np.full((len(one.slot_mappings), total * (1 if number else world.pcp_size)), PAD)
+    what = "slot of a dummy token"
+    yield "slot_mappings", mismatch("slot_mappings", one.slot_mappings, slots, what)
 
 
 def draft_graph_violations(setup: ArmSetup, plan: ScenarioPlan) -> Iterator[Violation]:

@@ -23,7 +23,7 @@ def check_drafts(view: StepView) -> Iterator[Violation]:
     message = _drafts_message(view)
     if message:
         yield view.violation("C17", None, "draft_tokens", message)
-    scheduled = view.plan.scheduled
+    scheduled, is_due = view.plan.scheduled, _must_tell(view)
     accepted = np.array([r.num_accepted_tokens for r in scheduled if r.samples], dtype=np.int64)
     after = np.array(
         [r.num_computed_tokens + r.num_scheduled_tokens - r.num_rejected_tokens for r in scheduled],
@@ -35,7 +35,10 @@ def check_drafts(view: StepView) -> Iterator[Violation]:
             ("num_computed_after", after, "computed tokens less rejected ones"),
         ):
             found = getattr(record, tensor)
-            message = "" if found is None else mismatch(tensor, found, right, what)
+            if found is None:
+                message = f"{tensor} is missing in a step with drafts" if is_due else ""
+            else:
+                message = mismatch(tensor, found, right, what)
             if message:
                 yield view.violation("C17", record.rank, tensor, message)
         message = _bound_message(record, view.setup.decode_query_len - 1)
@@ -66,9 +69,16 @@ def _bound_message(record: RankRecord, num_drafts: int) -> str:
     )
 
 
+def _must_tell(view: StepView) -> bool:
+    """Whether the step has drafts, and the record has to say what became of them."""
+    return view.setup.tells_all and view.plan.num_draft_tokens > 0
+
+
 def _drafts_message(view: StepView) -> str:
     """Whether the step's drafts, verified by hand, come to the planned acceptance."""
     drafts, num_drafts = view.record.draft_tokens, view.plan.num_draft_tokens
+    if drafts is None and _must_tell(view):
+        return f"the draft tokens are missing, {num_drafts} are planned"
     if drafts is None or view.fed is None:
         return ""
     if len(drafts) != num_drafts:

@@ -25,7 +25,7 @@ def check_idle(view: StepView) -> Iterator[Violation]:
     if view.expected is not None:
         return
     for record in view.record.ranks:
-        query_lens = _spread(record.num_tokens, record.num_reqs)
+        query_lens = spread(record.num_tokens, record.num_reqs)
         for contract, tensor, message in (
             *_tokens(record, view.setup),
             *_rows(record, query_lens, view.setup),
@@ -102,7 +102,7 @@ def _dcp_lengths(record: RankRecord, setup: ArmSetup) -> Iterator[tuple[str, str
     yield "C6", name, mismatch(name, found, np.array(shares, dtype=np.int64), what)
 
 
-def _spread(num_tokens: int, num_reqs: int) -> IntArray:
+def spread(num_tokens: int, num_reqs: int) -> IntArray:
     """Query lengths of a dummy batch: 7 tokens over 3 rows are 2, 2, 3."""
     whole, rest = divmod(num_tokens, max(1, num_reqs))
     return np.array([whole + (row >= num_reqs - rest) for row in range(num_reqs)], dtype=np.int64)

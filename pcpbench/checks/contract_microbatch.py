@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from pcpbench.checks import contract_rows, contract_slots
-from pcpbench.checks.findings import StepView, mismatch
+from pcpbench.checks.findings import StepView, mismatch, wrong_counts
 from pcpbench.checks.oracle_microbatch import cut_bounds, cut_expectation
 from pcpbench.checks.oracle_tables import dcp_share
 from pcpbench.modes import CUDAGraphMode
@@ -168,13 +168,21 @@ def _overlaps(
 
 
 def _check_each(view: StepView, num_ubatches: int) -> Iterator[Violation]:
-    """C1-C6 on each microbatch as if it were a step's batch."""
+    """C12 on the counts of each microbatch; C1-C6 on it as if it were a step's batch.
+
+    C1-C6 go by a batch's own counts: rows that were never padded are none of theirs.
+    """
     assert view.expected is not None
     pads_rows = view.record.descriptor.cg_mode is CUDAGraphMode.FULL
     steps = cut_expectation(view.expected, view.setup, num_ubatches, pads_rows)
     for index, expected in enumerate(steps):
         ranks = tuple(_as_rank(record, record.microbatches[index]) for record in view.record.ranks)
         part = replace(view, record=replace(view.record, ranks=ranks), expected=expected)
+        for record, right in part.ranks():
+            for name, message in wrong_counts(record, right):
+                yield view.violation(
+                    "C12", record.rank, f"ubatch{index}.{name}", f"ubatch{index}.{message}"
+                )
         for check in ON_EACH:
             for violation in check(part):
                 yield replace(

@@ -10,25 +10,35 @@ from collections.abc import Iterator
 import numpy as np
 
 from pcpbench.checks.drift import same_bits
-from pcpbench.checks.findings import StepView, mismatch
+from pcpbench.checks.findings import StepView, mismatch, wrong_counts
 from pcpbench.checks.oracle import RankExpectation
-from pcpbench.records import RankRecord, Violation
+from pcpbench.records import RankRecord, StepRecord, Violation
 
 
 def check_partition(view: StepView) -> Iterator[Violation]:
     """C7 on every rank: counts, rows, restore after gather, one KV writer; then the cover."""
     for record, expected in view.ranks():
         for tensor, message in (
-            *_counts(record, expected),
+            *wrong_counts(record, expected),
             ("rows", _rows_message(view, record, expected)),
             ("hidden_restore_idx", _restore_message(view, record, expected)),
             ("gathered_kv_write_mask", _writer_message(record, expected)),
         ):
             if message:
                 yield view.violation("C7", record.rank, tensor, message)
+    yield from _check_ranks(view)
     yield from _check_cover(view)
     yield from _check_outputs(view)
     yield from _check_sampling(view)
+
+
+def _check_ranks(view: StepView) -> Iterator[Violation]:
+    """Every rank of the world left a record, and left it once: a rank unseen is a rank unjudged."""
+    found = sorted(record.rank for record in view.record.ranks)
+    size = view.setup.world.size
+    if found != list(range(size)):
+        message = f"ranks {found} left a record of the step, expected all {size} of the world"
+        yield view.violation("C7", None, "ranks", message)
 
 
 def _check_sampling(view: StepView) -> Iterator[Violation]:
@@ -50,14 +60,31 @@ def _check_sampling(view: StepView) -> Iterator[Violation]:
             message = mismatch("sampled_rows", record.sampled_rows, rows, "request due")
             if message:
                 yield view.violation("C7", record.rank, "sampled_rows", message)
-    logits, sampled = view.record.logits, view.record.sampled
-    if len(sampled) and len(logits) == len(sampled):
-        chosen = logits[np.arange(len(sampled)), sampled]
-        worse = np.flatnonzero(chosen < logits.max(axis=-1))
-        if len(worse):
-            at = int(worse[0])
-            message = f"token {int(sampled[at])} was sampled at {at}, and its logit is not the best"
-            yield view.violation("C7", None, "sampled", message)
+    for message in _sampled_messages(view.record):
+        yield view.violation("C7", None, "sampled", message)
+
+
+def _sampled_messages(record: StepRecord) -> Iterator[str]:
+    """Tokens that no model could sample, and tokens that do not score best.
+
+    The first may be -1, which the oracle takes for a token that nobody knows: no step after this
+    one would be held to it.
+    """
+    logits, sampled = record.logits, record.sampled
+    if not len(sampled) or len(logits) != len(sampled):
+        return
+    vocab_size = logits.shape[-1]
+    is_known = (sampled >= 0) & (sampled < vocab_size)
+    if not is_known.all():
+        at = int(np.argmin(is_known))
+        yield (
+            f"token {int(sampled[at])} was sampled at {at}, outside the vocabulary of {vocab_size}"
+        )
+    rows = np.flatnonzero(is_known)
+    worse = rows[logits[rows, sampled[rows]] < logits[rows].max(axis=-1, initial=-np.inf)]
+    if len(worse):
+        at = int(worse[0])
+        yield f"token {int(sampled[at])} was sampled at {at}, and its logit is not the best"
 
 
 def _check_outputs(view: StepView) -> Iterator[Violation]:
@@ -77,13 +104,6 @@ def _check_outputs(view: StepView) -> Iterator[Violation]:
                 at = "" if not len(rows) else f", first in row {int(rows[0])}"
                 difference = f"differs from that of rank 0 in {len(rows)} of {len(own)} rows{at}"
             yield view.violation("C7", record.rank, tensor, f"restored {tensor} {difference}")
-
-
-def _counts(record: RankRecord, expected: RankExpectation) -> Iterator[tuple[str, str]]:
-    for name in ("num_reqs", "num_reqs_after_padding", "num_tokens", "num_tokens_after_padding"):
-        found, right = getattr(record, name), getattr(expected, name)
-        if found != right:
-            yield name, f"{name} is {found}, expected {right}"
 
 
 def _recorded_rows(record: RankRecord) -> list[tuple[int, int, int]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +52,17 @@ class StepView:
         for record in self.record.ranks:
             if record.rank in by_rank:
                 yield record, by_rank[record.rank]
+
+
+COUNTS: Final = ("num_reqs", "num_reqs_after_padding", "num_tokens", "num_tokens_after_padding")
+
+
+def wrong_counts(found: RankRecord, right: RankExpectation) -> Iterator[tuple[str, str]]:
+    """Real and padded rows and tokens that are not as expected: which, and a sentence."""
+    for name in COUNTS:
+        count, expected = getattr(found, name), getattr(right, name)
+        if count != expected:
+            yield name, f"{name} is {count}, expected {expected}"
 
 
 def non_finite_in(record: StepRecord) -> NonFinite | None:

@@ -1,8 +1,8 @@
 """C19: the plan is a possible one, over all its steps (SPEC 9; docs/scenarios.md).
 
 Every other contract takes the plan for the truth. Owns the audit of that truth: requests come and
-go as the scenario asks, progress adds up, blocks have one owner. Blocks are in plan_blocks.py.
-Knows no arm and no record.
+go as the scenario asks, progress adds up, blocks have one owner. Blocks are in plan_blocks.py, and
+whose turn it is in plan_queue.py. Knows no arm and no record.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from pcpbench.checks.plan_blocks import BlockAudit
-from pcpbench.plan import PLAN, NewRequest, ScenarioPlan, ScheduledRequest, StepPlan
+from pcpbench.checks.plan_queue import QueueAudit
+from pcpbench.plan import PLAN, NewRequest, ScenarioPlan, ScheduledRequest, StepPlan, has_arrived
 from pcpbench.records import Violation
 
 Finding = tuple[str, str]
@@ -60,6 +61,7 @@ class _PlanAudit:
         self._asked = {request.req_id: request for request in plan.requests}
         self._progress: dict[str, _Progress] = {}
         self._blocks = BlockAudit(plan.num_blocks, plan.block_sizes, plan.sliding_windows)
+        self._queue = QueueAudit(plan)
         self._time_s = 0.0
 
     def step(self, place: int, step: StepPlan) -> Iterator[Finding]:
@@ -69,11 +71,7 @@ class _PlanAudit:
         if step.time_s < self._time_s:
             yield "time_s", f"the clock runs back from {self._time_s:g} s to {step.time_s:g} s"
         self._time_s = step.time_s
-        yield from self._leave(step)
-        yield from self._recycle(step)
-        for new in step.new_requests:
-            for message in self._enter(step, new):
-                yield "new_requests", f"request {new.req_id} {message}"
+        yield from self._come_and_go(step)
         running = {name for name, request in self._progress.items() if request.is_running}
         if len(running) > self._plan.max_num_seqs:
             yield "new_requests", f"{len(running)} requests run, at most {self._plan.max_num_seqs}"
@@ -99,6 +97,18 @@ class _PlanAudit:
                 yield "scheduled", f"{name} ends with {outputs}"
             elif not request.is_back:
                 yield "finished_req_ids", f"{name} has all its outputs and never leaves"
+
+    def _come_and_go(self, step: StepPlan) -> Iterator[Finding]:
+        """Who leaves, what goes back before a window, who enters."""
+        yield from self._leave(step)
+        for message in self._queue.leave(step):
+            yield "preempted_req_ids", message
+        yield from self._recycle(step)
+        for new in step.new_requests:
+            for message in self._enter(step, new):
+                yield "new_requests", f"request {new.req_id} {message}"
+        for name, message in self._queue.admit(step):
+            yield "new_requests", f"request {name} {message}"
 
     def _leave(self, step: StepPlan) -> Iterator[Finding]:
         """Requests with all outputs leave before the next step, others only by preemption."""
@@ -141,7 +151,7 @@ class _PlanAudit:
         if request.is_running or request.is_back:
             yield f"is admitted and {'runs already' if request.is_running else 'has finished'}"
         arrival = self._plan.arrivals_s.get(new.req_id, 0.0)
-        if step.time_s < arrival - 1e-9 * max(1.0, arrival):
+        if not has_arrived(arrival, step.time_s):
             yield f"is admitted at {step.time_s:g} s and arrives at {arrival:g} s"
         found, right = len(new.prompt_token_ids), len(asked.prompt_token_ids)
         if found != right:
@@ -161,6 +171,7 @@ class _PlanAudit:
 
     def _schedule(self, step: StepPlan, running: set[str]) -> Iterator[str]:
         names = [share.req_id for share in step.scheduled]
+        decoding = {name for name in running if self._decodes(name)}
         for place, share in enumerate(step.scheduled):
             if share.req_id not in running:
                 yield f"request {share.req_id} is scheduled and does not run"
@@ -171,12 +182,56 @@ class _PlanAudit:
                     yield f"request {share.req_id} {message}"
         if running and not names:
             yield f"nothing is scheduled although request {min(running)} runs"
+        elif names:
+            for name in sorted(decoding.difference(names)):
+                yield f"request {name} decodes and gets no token"
+        yield from self._unequal_drafts(step)
         if step.num_tokens > self._plan.max_num_batched_tokens:
             limit = self._plan.max_num_batched_tokens
             yield f"{step.num_tokens} tokens are scheduled, at most {limit}"
+        yield from self._order(step, names)
+
+    def _order(self, step: StepPlan, names: list[str]) -> Iterator[str]:
+        """Decodes stand before prefills, each in order of admission."""
         phases = [share.is_prefilling for share in step.scheduled]
         if phases != sorted(phases):
             yield f"request {names[phases.index(True)]} prefills and stands before a decode"
+        elif len(set(names)) == len(names):
+            yield from self._queue.order(names)
+
+    def _decodes(self, req_id: str) -> bool:
+        """Whether a request runs, has its prefill behind it and outputs ahead of it."""
+        request = self._progress[req_id]
+        return request.num_computed >= request.prefill_len and not self._is_done(req_id)
+
+    def _drafts(self, share: ScheduledRequest) -> Iterator[str]:
+        """A decode has as many drafts as were asked for, and as max_model_len has room for.
+
+        With 3 drafts and max_model_len 32 a decode with 30 tokens computed has 1.
+        """
+        most = self._plan.num_speculative_tokens
+        if most is None or share.is_prefilling:
+            return
+        count, due = share.num_draft_tokens, min(most, self._room(share))
+        if self._plan.dynamic_spec == "off" and count != due:
+            yield f"verifies {count} drafts, {due} are due"
+        elif count > due:
+            yield f"verifies {count} drafts, at most {due}"
+
+    def _room(self, share: ScheduledRequest) -> int:
+        return max(0, self._plan.max_model_len - share.num_computed_tokens - 1)
+
+    def _unequal_drafts(self, step: StepPlan) -> Iterator[str]:
+        """Where each step has a number of drafts, its decodes have all of them, or fill up."""
+        if self._plan.dynamic_spec != "step":
+            return
+        decodes = [share for share in step.scheduled if not share.is_prefilling]
+        count = max((share.num_draft_tokens for share in decodes), default=0)
+        for share in decodes:
+            due = min(count, self._room(share))
+            if share.num_draft_tokens < due:
+                drafts = f"{share.num_draft_tokens} drafts in a step of {count} each"
+                yield f"request {share.req_id} verifies {drafts}"
 
     def _share(self, share: ScheduledRequest) -> Iterator[str]:
         """What is wrong with the share of a running request; it has then advanced by it."""
@@ -200,6 +255,7 @@ class _PlanAudit:
             yield f"reaches {end} tokens, at most {self._plan.max_model_len}"
         if not 0 <= share.num_accepted_tokens <= num_drafts:
             yield f"accepts {share.num_accepted_tokens} of {num_drafts} drafts"
+        yield from self._drafts(share)
         request.num_computed = end - share.num_rejected_tokens
         request.prefill_len = share.prefill_len
         request.num_generated += share.num_output_tokens

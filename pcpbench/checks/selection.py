@@ -8,7 +8,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pcpbench.checks.oracle_tables import UNKNOWN_TOKEN
 from pcpbench.records import IndexTable, IndexTables, IntArray
 
 NONE = -1
@@ -20,12 +19,13 @@ def select(tables: IndexTables, tokens: IntArray, first: int) -> IntArray:
 
     tokens: of one sequence, from position 0 on. Of the keys up to and with a token's own, the topk
     with the largest score, the later one of two alike; -1 in front where there are fewer. -2 in
-    all places of a token that sees one which nobody knows.
+    all places of a token that sees one which nobody knows, or which is no token of the model's.
 
     With topk 2 and scores 4, 9, 4 of three keys the third token attends to positions 1 and 2.
     """
-    known = np.flatnonzero(tokens == UNKNOWN_TOKEN)
-    end = int(known[0]) if len(known) else len(tokens)
+    vocab_size = min((len(table.key) for table in tables.layers), default=0)
+    unknown = np.flatnonzero((tokens < 0) | (tokens >= vocab_size))
+    end = int(unknown[0]) if len(unknown) else len(tokens)
     chosen = np.full((len(tables.layers), len(tokens) - first, tables.topk), UNKNOWN)
     for layer, table in enumerate(tables.layers):
         if end > first:

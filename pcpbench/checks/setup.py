@@ -102,6 +102,14 @@ class ArmSetup:
     traits: Traits = NO_TRAITS
     draft: DraftSetup | None = None
 
+    @property
+    def tells_all(self) -> bool:
+        """Whether records hold every field that a step can have, as those of pcpbench's engine do.
+
+        A target with traits is another's code: what it leaves out it may be unable to tell.
+        """
+        return self.traits == NO_TRAITS
+
     def dcp_size_of(self, group: int) -> int:
         """Over how many ranks the positions of one KV group are spread."""
         if self.sharded_groups is not None and not self.sharded_groups[group]:

@@ -120,6 +120,8 @@ def make_plan(
         requests=tuple(_asked(scenario, vocab_size, seed)),
         sliding_windows=_windows(kv_groups),
         num_lookahead_tokens=num_lookahead_tokens,
+        num_speculative_tokens=num_speculative_tokens,
+        dynamic_spec=dynamic_spec,
     )
 
 

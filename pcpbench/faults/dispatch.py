@@ -94,6 +94,18 @@ def reason_lost(site: Site) -> None:
     site.wrap(Dispatcher, "_miss_reason", faulty)
 
 
+def reason_untrue(site: Site) -> None:
+    """A step that misses FULL always says that its queries are not uniform."""
+
+    def faulty(reason: Callable[..., str], self: Dispatcher, *args: Any) -> str:
+        told = reason(self, *args)
+        if told:
+            site.hit()
+        return told and "queries are not uniform"
+
+    site.wrap(Dispatcher, "_miss_reason", faulty)
+
+
 def never_uniform(site: Site) -> None:
     """Decodes are never called uniform, so that no FULL graph serves them."""
 
@@ -117,6 +129,8 @@ FAULTS: Final = (
             "eagerly.", silently_eager, "C10"),
     shipped("K21", "miss-reason-lost", "A step that misses FULL gives no reason for it.",
             reason_lost, "C10"),
+    shipped("K21", "miss-reason-untrue", "A step that misses FULL gives a reason that does not "
+            "hold.", reason_untrue, "C10"),
     shipped("K21", "decodes-never-uniform", "Decode batches are never seen as uniform and miss "
             "their graphs.", never_uniform, "C10"),
 )  # fmt: skip

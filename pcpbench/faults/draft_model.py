@@ -118,6 +118,28 @@ def padded_rows_kept(site: Site) -> None:
     site.wrap(InputBuffers, "pad", faulty)
 
 
+def padding_not_counted(site: Site) -> None:
+    """A one-token pass that runs as a graph ends at its requests: metadata, slots and all.
+
+    What it is padded with is in its buffers, or the graph would raise.
+    """
+
+    def faulty(
+        stage: Callable[..., None], self: DraftWorker, descriptor: BatchExecutionDescriptor
+    ) -> None:
+        stage(self, descriptor)
+        counts = self._counts
+        if counts.num_reqs != counts.num_reqs_after_padding:
+            site.hit()
+        self._counts = replace(
+            counts,
+            num_reqs_after_padding=counts.num_reqs,
+            num_tokens_after_padding=counts.num_tokens,
+        )
+
+    site.wrap(DraftWorker, "stage_second", faulty)
+
+
 def padded_slots_kept(site: Site) -> None:
     """Slots past the requests of a one-token pass are those of an earlier, larger one."""
     mine = {id(rank.slot_mappings) for rank in _drafting(site)}
@@ -367,6 +389,8 @@ FAULTS: Final = (
                 "second pass had them.", positions_not_advanced, "C22", setting=MTP),
         shipped("K01", "draft-padded-seq-lens-kept", "Lengths of a one-token pass's padding rows "
                 "are what an earlier pass left.", padded_rows_kept, "C22", setting=MTP),
+        shipped("K09", "draft-pass-not-padded", "Rows and slots of a one-token pass that runs as "
+                "a graph end at its requests.", padding_not_counted, "C22", setting=MTP),
         shipped("K02", "draft-padded-slots-kept", "Slots of a one-token pass's padding are those "
                 "of an earlier, larger one.", padded_slots_kept, "C22", setting=MTP),
         shipped("K03", "draft-padded-tables-kept", "Table rows of a one-token pass's padding are "

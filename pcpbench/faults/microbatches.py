@@ -23,6 +23,8 @@ from pcpbench.model import mla
 from pcpbench.plan import StepPlan
 
 CUT: Final = Setting(microbatch=True, scenario="s16-microbatch-cut")
+# Decodes alone: what a prefill left behind a half's rows would make the graph raise.
+CUT_EDGES: Final = replace(CUT, scenario="s2-capture-edges")
 CUT_DCP: Final = replace(CUT, pcp=1, tp=4, dcp=2, interleave=4)
 
 
@@ -63,6 +65,18 @@ def half_of_padding_keeps_rows(site: Site) -> None:
                     site.hit()
                 tensor.copy_(stale)
         return part
+
+    site.wrap(Microbatches, "_stage", faulty)
+
+
+def rows_not_padded(site: Site) -> None:
+    """A half keeps its real rows only where a FULL graph reads as many as it was captured with."""
+
+    def faulty(stage: Callable[..., Any], self: Microbatches, *args: Any) -> Any:
+        batch, metadata, cut, num_rows, buffers = args
+        if num_rows != len(cut.rows):
+            site.hit()
+        return stage(self, batch, metadata, cut, len(cut.rows), buffers)
 
     site.wrap(Microbatches, "_stage", faulty)
 
@@ -160,6 +174,8 @@ FAULTS: Final = (
     shipped("K27", "ubatch-of-padding-stale", "A microbatch of padding keeps the seq_lens and "
             "block tables of the step before.", half_of_padding_keeps_rows, "C1", "C5", "C12",
             setting=CUT),
+    shipped("K27", "ubatch-rows-not-padded", "Rows of a microbatch are not padded to those that "
+            "its FULL graph reads.", rows_not_padded, "C12", setting=CUT_EDGES),
     shipped("K27", "ubatch-slots-in-one-run", "A microbatch takes one run of the gathered slots, "
             "not one from each rank's share.", slots_in_one_run, "C4", "C12", setting=CUT),
     shipped("K27", "ubatch-tables-of-first-rows", "Each microbatch takes the batch's first "

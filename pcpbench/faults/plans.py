@@ -18,6 +18,7 @@ from pcpbench.plan import StepPlan
 
 LONG: Final = replace(PCP, scenario="s11-long-kv")
 MIXED: Final = replace(PCP, scenario="steady-mixed")
+DRAFTS: Final = replace(PCP, spec_tokens=3)
 PREEMPTED: Final = replace(PCP, scenario="preemption")
 
 
@@ -112,6 +113,44 @@ def request_lost(site: Site) -> None:
     site.wrap(Scheduler, "add", faulty)
 
 
+def decode_left_out(site: Site) -> None:
+    """Every fifth step with several decodes leaves the second of them without a token."""
+
+    def faulty(wanted: Callable[..., int], self: Scheduler, request: Request, index: int) -> int:
+        num_tokens = wanted(self, request, index=index)
+        if request.is_prefilling or index % 5 or request not in self._running[1:2]:
+            return num_tokens
+        site.hit()
+        return 0
+
+    site.wrap(Scheduler, "_num_wanted", faulty)
+
+
+def fewer_drafts(site: Site) -> None:
+    """Decodes verify one draft fewer than they are to."""
+
+    def faulty(wanted: Callable[..., int], self: Scheduler, request: Request, index: int) -> int:
+        num_tokens = wanted(self, request, index=index)
+        if request.is_prefilling or num_tokens < 2:
+            return num_tokens
+        site.hit()
+        return num_tokens - 1
+
+    site.wrap(Scheduler, "_num_wanted", faulty)
+
+
+def newcomers_first(site: Site) -> None:
+    """Who was preempted waits behind those that have yet to run."""
+
+    def faulty(preempt: Callable[..., None], self: Scheduler, *args: Any) -> None:
+        preempt(self, *args)
+        if len(self._waiting) > 1:
+            site.hit()
+        self._waiting.rotate(-1)
+
+    site.wrap(Scheduler, "_preempt", faulty)
+
+
 FAULTS: Final = (
     shipped("K36", "null-block-handed-out", "The scheduler hands the null block to a request.",
             null_block_handed_out, "C19"),
@@ -125,5 +164,11 @@ FAULTS: Final = (
             "for.", one_output_too_many, "C19"),
     shipped("K36", "output-forgotten", "A request comes back from a preemption with one generated "
             "token fewer.", output_forgotten, "C19", setting=PREEMPTED),
+    shipped("K36", "decode-left-out", "A running decode gets no token in some steps.",
+            decode_left_out, "C19"),
+    shipped("K36", "one-draft-fewer", "Decodes verify a draft fewer than they are to.",
+            fewer_drafts, "C19", setting=DRAFTS),
+    shipped("K36", "newcomers-first", "Who was preempted waits behind those that have yet to run.",
+            newcomers_first, "C19", setting=PREEMPTED),
     shipped("K36", "request-lost", "A request of the scenario never runs.", request_lost, "C19"),
 )  # fmt: skip

@@ -14,6 +14,8 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
+from pcpbench.plan import has_arrived
+
 MAX_MODEL_LEN = 1 << 20
 MAX_REQUESTS = 10_000
 DEFAULT_STEP_TIME_S = 0.02
@@ -155,12 +157,16 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Step and second of an arrival.
 
         at_s 0.05 with step_time_s 0.02 is seen by step 3 (it starts at 0.06 s), the first step
-        that does not start before it. The 1e-9 keeps 0.14 / 0.02 = 7.000000000000001 at step 7.
+        that does not start before it.
         """
         if entry.at_s is None:
             step = entry.at_step or 0
             return step, step * self.step_time_s
-        return max(0, ceil(entry.at_s / self.step_time_s - 1e-9)), entry.at_s
+        # The quotient is a step off at most, as 0.14 / 0.02 = 7.000000000000001 is.
+        step = max(0, ceil(entry.at_s / self.step_time_s) - 1)
+        while not has_arrived(entry.at_s, step * self.step_time_s):
+            step += 1
+        return step, entry.at_s
 
 
 @dataclass(frozen=True)

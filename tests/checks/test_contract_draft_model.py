@@ -8,6 +8,7 @@ import pytest
 
 from pcpbench.checks.contract_draft_model import check_draft_model, draft_graph_violations
 from pcpbench.checks.draft_compare import compare_drafts
+from pcpbench.checks.draft_hidden import hidden_message
 from pcpbench.checks.findings import StepView
 from pcpbench.checks.kv import CachePlace, KvArrays, written_slots
 from pcpbench.checks.oracle_tables import TokenFeed
@@ -213,6 +214,107 @@ def test_a_pass_runs_as_the_smallest_graph_of_its_size(view, kit):
     assert "1 graphs were launched, not 0" in told[2]
 
 
+def cut_to(one, rows, tokens):
+    """The pass, staged for fewer rows and tokens than its graph has."""
+    return {
+        "num_reqs_after_padding": rows,
+        "num_tokens_after_padding": tokens,
+        "query_start_loc": one.query_start_loc[: rows + 1],
+        "slot_mappings": one.slot_mappings[:, :tokens],
+        **{n: getattr(one, n)[:rows] for n in ("seq_lens", "dcp_local_seq_lens")},
+        **{n: getattr(one, n)[:tokens] for n in ("input_ids", "positions", "is_padding")},
+        "block_tables": (one.block_tables[0][:rows],),
+    }
+
+
+def test_a_pass_that_runs_as_a_graph_has_the_rows_and_tokens_of_it(view, kit):
+    one = view.record.ranks[1].draft_passes[1]
+    for size, names in ((cut_to(one, 3, 4), ["rows"]), (cut_to(one, 3, 3), ["rows", "tokens"])):
+        told = messages(changed(view, kit, 1, **size))
+        full = {"rows": "num_reqs_after_padding", "tokens": "num_tokens_after_padding"}
+        assert [each[1:] for each in told] == [
+            (
+                f"draft.{full[name]}",
+                f"pass 1 (FULL[reqs=4,tokens=4]): {full[name]} is 3, expected 4",
+            )
+            for name in names
+        ]
+    fewer_rows = BatchExecutionDescriptor(FULL, 4, 3, 1)
+    told = messages(changed(view, kit, 1, descriptor=fewer_rows, **cut_to(one, 3, 4)))
+    assert "3 requests are to run as FULL with 4 rows and tokens" in told[0][2]
+
+
+def test_the_first_pass_has_the_padding_of_the_step(view, kit):
+    told = messages(changed(view, kit, 0, num_reqs_after_padding=4))
+    assert [each[1] for each in told] == ["draft.num_reqs_after_padding"]
+
+
+def dummy_pass(rank, descriptor, columns):
+    rows, tokens = descriptor.num_reqs, descriptor.num_tokens
+    lengths = np.full(rows, 1 + 2)  # two ranks, one position each in turn
+    return DraftPassRecord(
+        descriptor=descriptor,
+        num_replays=0,
+        num_reqs=rows,
+        num_reqs_after_padding=rows,
+        num_tokens=tokens,
+        num_tokens_after_padding=tokens,
+        input_ids=np.zeros(tokens, np.int32),
+        positions=np.zeros(tokens, np.int64),
+        is_padding=np.ones(tokens, np.bool_),
+        query_start_loc=np.arange(rows + 1),
+        seq_lens=lengths,
+        dcp_local_seq_lens=np.array([sum(p % 2 == rank for p in range(n)) for n in lengths]),
+        block_tables=(np.zeros((rows, 6), np.int32),),
+        slot_mappings=np.full((1, columns), -1),
+        hidden_in=np.zeros((tokens, HIDDEN), np.float32),
+        hidden_out=np.zeros((tokens, HIDDEN), np.float32),
+    )
+
+
+@pytest.fixture
+def idle(kit, plan):
+    chosen = kit.full(8)
+    record = kit.idle_record(SETUP, chosen)
+    for rank in range(2):
+        passes = (dummy_pass(rank, chosen, 8), dummy_pass(rank, NEXT, 4))
+        record = kit.change_rank(record, rank, draft_passes=passes)
+    step = msgspec.structs.replace(plan.steps[0], scheduled=(), idle=True)
+    return StepView(plan=step, record=record, setup=SETUP, expected=None)
+
+
+def test_sound_dummy_passes_break_nothing(idle):
+    assert messages(idle) == []
+
+
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("field", [*FIELDS, "block_tables"])
+def test_one_wrong_value_of_a_dummy_pass_is_named(idle, kit, field, number):
+    found = getattr(idle.record.ranks[1].draft_passes[number], field)
+    if field == "hidden_in":
+        return  # nothing reads what a dummy pass is fed
+    if field == "block_tables":
+        wrong = (with_value(found[0], (3, 2), 5),)
+    else:
+        place = (0, 3) if field == "slot_mappings" else 3
+        wrong = with_value(found, place, ~found[place] if found.dtype == bool else found[place] + 1)
+    (told,) = messages(changed(idle, kit, number, **{field: wrong}))
+    assert told[:2] == (1, f"draft.{field}")
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_a_dummy_pass_has_the_rows_and_tokens_of_its_graph(idle, kit, number):
+    one = idle.record.ranks[1].draft_passes[number]
+    fewer = {**cut_to(one, 3, 3), "num_reqs": 3, "num_tokens": 3}
+    (told,) = messages(changed(idle, kit, number, **fewer))
+    assert "3 rows and 3 tokens, expected" in told[2]
+    (told,) = messages(changed(idle, kit, number, num_reqs_after_padding=3))
+    assert told[1] == "draft.num_reqs_after_padding"
+    (table,) = one.block_tables
+    (told,) = messages(changed(idle, kit, number, block_tables=(table[:3],)))
+    assert "has 3 rows, expected" in told[2]
+
+
 def test_proposals_are_the_best_and_the_same_on_every_rank(view, kit):
     other = with_value(PROPOSED, (1, 2), 5)
     (told,) = messages(replace(view, record=kit.change_rank(view.record, 1, proposed=other)))
@@ -315,3 +417,55 @@ def test_drafts_compare_up_to_the_first_that_rounding_tipped(view):
         "exceeds_budget"
     )
     assert outcomes(replace(record, draft_logits=None), record, "capture") == {}
+
+
+# Rows that several ranks have
+
+
+@pytest.fixture
+def copies(kit):
+    """Two ranks of PCP and DCP: a prompt of 10 in uneven chunks, then one of 3 on both of them."""
+    setup = kit.setup("eager", pcp=2, dcp=2, draft=DraftSetup(num_steps=1, max_num_reqs=16))
+    bench = kit.Bench(kit.make_plan([10, 3], 1, block_size=16), setup)
+    step, expected, record = bench.at(0)
+    whole = np.random.default_rng(5).standard_normal((step.num_tokens, HIDDEN))
+    record = replace(record, hidden=whole.astype(np.float32))
+    return StepView(plan=step, record=record, setup=setup, expected=expected)
+
+
+def fed(view, rank):
+    """What a rank's first pass was fed if the model's output is the same on every rank."""
+    mine = view.expected.ranks[rank]
+    first = rank * mine.num_tokens_after_padding
+    tokens = mine.gathered_token[first : first + mine.num_tokens]
+    return tokens, view.record.hidden[tokens]
+
+
+def said_of_states(view, rank, states):
+    one = dummy_pass(0, NEXT, 4)
+    record = view.record.ranks[rank]
+    return hidden_message(view, record, 0, replace(one, hidden_in=states), None)
+
+
+def test_a_copy_of_a_row_may_be_rounded_as_no_other_ranks_is(copies):
+    for rank in range(2):
+        tokens, states = fed(copies, rank)
+        assert {10, 11, 12} <= set(tokens.tolist()) != set(range(13))
+        assert said_of_states(copies, rank, states) == ""
+        rounded = states * np.where(tokens >= 10, 1 + 2**-20, 1)[:, None].astype(np.float32)
+        # What was restored of them is rank 0's.
+        assert bool(said_of_states(copies, rank, rounded)) is (rank == 0)
+
+
+def test_a_row_that_one_rank_has_is_the_target_models_bit_for_bit(copies):
+    for rank in range(2):
+        tokens, states = fed(copies, rank)
+        own = states * np.where(tokens < 10, 1 + 2**-20, 1)[:, None].astype(np.float32)
+        assert "is not the target model's" in said_of_states(copies, rank, own)
+
+
+def test_a_copy_of_another_row_is_none(copies):
+    tokens, states = fed(copies, 1)
+    shared = np.flatnonzero(tokens >= 10)
+    states[shared] = states[np.roll(shared, 1)]
+    assert "3 of" in said_of_states(copies, 1, states)

@@ -13,6 +13,7 @@ from pcpbench.checks.metrics import request_times
 from pcpbench.checks.oracle_tables import TokenFeed
 from pcpbench.checks.poison import LiveSlots
 from pcpbench.checks.setup import ArmSetup
+from pcpbench.traits import Traits
 from pcpbench.world import World
 
 SETUP = ArmSetup(name="eager", world=World(pcp_size=2))
@@ -154,7 +155,19 @@ def test_a_target_that_cannot_tell_breaks_nothing(kit, view):
     record = replace(view.record, draft_tokens=None)
     for rank in range(2):
         record = kit.change_rank(record, rank, num_accepted=None, num_computed_after=None)
-    assert fired(replace(view, record=record)) == []
+    theirs = replace(SETUP, traits=Traits(idle_has_context=False))
+    assert fired(replace(view, record=record, setup=theirs)) == []
+
+
+@pytest.mark.parametrize("tensor", ["num_accepted", "num_computed_after"])
+def test_a_rank_of_ours_that_does_not_tell_what_it_accepted_breaks_c17(kit, view, tensor):
+    record = kit.change_rank(view.record, 1, **{tensor: None})
+    assert fired(replace(view, record=record)) == [("C17", 1, tensor)]
+
+
+def test_a_step_of_ours_that_does_not_tell_its_drafts_breaks_c17(view):
+    record = replace(view.record, draft_tokens=None)
+    assert fired(replace(view, record=record)) == [("C17", None, "draft_tokens")]
 
 
 def test_the_feed_keeps_what_was_accepted_and_the_token_after_it(plan):

@@ -282,3 +282,39 @@ def test_c12_rejects_stale_rows_in_a_half_of_padding(kit, stand):
     kept = replace(part, row_index=np.array([0]))
     found = accusations((bench, step, expected), change(record, 1, **vars(kept)))
     assert ("C12", 0, "ubatch1.row_index") in found
+
+
+def test_c12_rejects_rows_that_are_not_padded_to_those_of_the_graph(kit, stand):
+    bench, step, expected, record = stand(1, kit.full(8))
+    part = record.ranks[0].microbatches[1]
+    bare = {
+        "num_reqs_after_padding": part.num_reqs,
+        "query_start_loc": part.query_start_loc[: part.num_reqs + 1],
+        "seq_lens": part.seq_lens[: part.num_reqs],
+        "block_tables": tuple(table[: part.num_reqs] for table in part.block_tables),
+    }
+    found = judge(bench, step, expected, change(record, 1, **bare))
+    assert [(v.contract, v.rank, v.tensor, v.message) for v in found] == [
+        (
+            "C12",
+            0,
+            "ubatch1.num_reqs_after_padding",
+            "ubatch1.num_reqs_after_padding is 1, expected 4",
+        )
+    ]
+
+
+@pytest.mark.parametrize("pcp", [1, 2])
+def test_c12_rejects_rows_that_are_padded_where_no_graph_reads_them(stand, pcp):
+    """Without FULL a half has as many rows as it holds requests, on each rank."""
+    bench, step, expected, record = stand(pcp=pcp)
+    part = record.ranks[-1].microbatches[0]
+    padded = {
+        "num_reqs_after_padding": part.num_reqs + 1,
+        "query_start_loc": np.append(part.query_start_loc, part.num_tokens),
+        "seq_lens": np.append(part.seq_lens, 0),
+        "block_tables": tuple(np.vstack([t, np.zeros_like(t[:1])]) for t in part.block_tables),
+    }
+    broken = change(record, 0, rank=pcp - 1, **padded)
+    found = accusations((bench, step, expected), broken)
+    assert found == {("C12", pcp - 1, "ubatch0.num_reqs_after_padding")}

@@ -1,16 +1,26 @@
 """Every contract: a good record, broken records it must reject, near misses it must accept."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from pcpbench.checks.contracts import CONTRACTS, check_step
+from pcpbench.checks.dispatch_reasons import (
+    PREFILL,
+    REQUESTS,
+    TOKENS,
+    UNEQUAL,
+    true_reasons,
+)
+from pcpbench.checks.dispatch_reasons import QUERY_LENGTH as LENGTH
 from pcpbench.checks.findings import StepView
+from pcpbench.engine.dispatcher import BatchCounts, Dispatcher, build_candidates
 from pcpbench.modes import BatchExecutionDescriptor, CUDAGraphMode
 from pcpbench.plan import StepPlan
 from pcpbench.records import AddressChange, StepRecord
 
+WORDS = (PREFILL, UNEQUAL, REQUESTS, TOKENS, LENGTH)
 SIZES = {
     "one rank": {},
     "pcp 2": {"pcp": 2},
@@ -477,12 +487,12 @@ def test_c10_rejects_a_larger_graph_than_needed(kit):
 
 
 def test_c10_rejects_eager_where_a_graph_would_do(kit):
-    (message,) = at(kit, 1, kit.NONE, (kit.full(4),), "just so")
+    (message,) = at(kit, 1, kit.NONE, (kit.full(4),), LENGTH)
     assert "ran as NONE although FULL[reqs=4,tokens=4]" in message
 
 
 def test_c10_rejects_piecewise_where_full_would_do(kit):
-    found = at(kit, 1, kit.piecewise(4), (kit.piecewise(4), kit.full(4)), "just so")
+    found = at(kit, 1, kit.piecewise(4), (kit.piecewise(4), kit.full(4)), LENGTH)
     assert "FULL[reqs=4,tokens=4] is the smallest" in found[0]
 
 
@@ -490,6 +500,80 @@ def test_c10_rejects_a_miss_without_reason_and_a_reason_without_miss(kit):
     assert "no reason" in at(kit, 1, kit.NONE, (kit.full(2),))[0]
     assert at(kit, 1, kit.NONE, (kit.full(2),), "more requests than the largest FULL graph") == []
     assert "yet gives a reason" in at(kit, 1, kit.full(4), (kit.full(4),), "none")[0]
+
+
+VARLEN = BatchExecutionDescriptor(CUDAGraphMode.FULL, 8, 8, max_query_len=2)
+
+
+def test_c10_rejects_a_reason_that_does_not_hold(kit):
+    """Step 0 prefills; steps 1 and 2 decode 5 requests, 3 of them on rank 0."""
+    few, pairs = (kit.full(2),), (kit.full(4, 2),)
+    for index, candidates, reasons in (
+        (0, few, [PREFILL, REQUESTS, TOKENS]),
+        (1, few, [REQUESTS, TOKENS]),
+        (1, pairs, [LENGTH]),
+    ):
+        for reason in (*WORDS, "just so"):
+            found = at(kit, index, kit.NONE, candidates, reason)
+            assert bool(found) is (reason not in reasons), (index, candidates, reason)
+    (message,) = at(kit, 1, kit.NONE, few, PREFILL)
+    assert message == (
+        f'the step ran as {kit.NONE.label}, "{PREFILL}" is not why: "{REQUESTS}" and "{TOKENS}" is'
+    )
+
+
+def test_reasons_that_hold_for_decodes_of_other_lengths(kit):
+    whole = Expected(False, None, 3, 5)
+    assert list(true_reasons((kit.full(4, 2),), whole, 3)) == [UNEQUAL]
+    assert list(true_reasons((kit.full(4, 2), VARLEN), whole, 3)) == [LENGTH]
+    assert list(true_reasons((kit.full(2, 2), kit.piecewise(64)), whole, 3)) == [
+        UNEQUAL, REQUESTS, TOKENS,
+    ]  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What reasons hang on."""
+
+    has_prefill: bool
+    uniform_token_count: int | None
+    dispatch_num_reqs: int
+    dispatch_num_tokens: int
+    max_query_len: int = 4
+
+
+@pytest.mark.parametrize("mode", ["FULL_DECODE_ONLY", "FULL_AND_PIECEWISE"])
+@pytest.mark.parametrize("draft_len", [1, 2, 4])
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("sizes", [(1, 2, 4, 8), (4, 7), (3,), (5, 6, 64)])
+def test_the_engines_reason_holds_for_every_batch(mode, draft_len, dynamic, sizes):
+    """Whatever is dispatched, and in the words that the judge knows."""
+    candidates = build_candidates(
+        CUDAGraphMode[mode],
+        sizes,
+        decode_query_len=draft_len,
+        max_num_seqs=6,
+        max_num_tokens=32,
+        dynamic_drafts=dynamic,
+    ).descriptors
+    if not any(d.cg_mode is CUDAGraphMode.FULL for d in candidates):
+        return
+    dispatcher = Dispatcher(CUDAGraphMode[mode], candidates)
+    num_missed = 0
+    for num_reqs in range(1, 9):
+        for num_tokens in range(num_reqs, num_reqs * draft_len + 1):
+            for has_prefill in (False, True):
+                even = num_tokens % num_reqs == 0 and not has_prefill
+                uniform = num_tokens // num_reqs if even else None
+                decision = dispatcher.decide(
+                    BatchCounts(num_reqs, num_tokens, uniform, has_prefill, draft_len)
+                )
+                if decision.miss_reason:
+                    whole = Expected(has_prefill, uniform, num_reqs, num_tokens)
+                    holding = list(true_reasons(candidates, whole, num_reqs))
+                    assert decision.miss_reason in holding, (num_reqs, num_tokens, has_prefill)
+                    num_missed += 1
+    assert num_missed
 
 
 def test_c10_rejects_full_for_a_prefill_and_for_a_descriptor_never_captured(kit):
@@ -512,7 +596,7 @@ def test_c10_rejects_a_graph_too_small_for_the_largest_rank(kit):
 def test_c10_accepts_what_fits_exactly_and_eager_without_candidates(kit):
     assert at(kit, 1, kit.full(3), (kit.full(3), kit.full(4))) == []
     assert at(kit, 1, kit.NONE, ()) == []
-    assert at(kit, 0, kit.piecewise(16), (kit.piecewise(16), kit.full(8)), "prefill") == []
+    assert at(kit, 0, kit.piecewise(16), (kit.piecewise(16), kit.full(8)), PREFILL) == []
     assert at(kit, 1, kit.piecewise(4), (kit.piecewise(4),)) == []
 
 
@@ -614,6 +698,36 @@ def test_what_is_sampled_is_the_best_token_or_one_that_ties_with_it(prefill):
     better = replace(record, logits=put(record.logits, (1, other), 10.0))
     found = [(v.contract, v.tensor) for v in judge(bench, step, expected, better)]
     assert found == [("C7", "sampled")]
+
+
+@pytest.mark.parametrize("token", [-1, 11, 1 << 40])
+def test_a_token_outside_the_vocabulary_is_named_and_the_others_are_compared(prefill, token):
+    bench, step, expected, record = prefill()
+    wrong = replace(record, sampled=put(record.sampled, 1, token))
+    found = [(v.contract, v.rank, v.message) for v in judge(bench, step, expected, wrong)]
+    outside = f"token {token} was sampled at 1, outside the vocabulary of 11"
+    assert found == [("C7", None, outside)]
+    other = (record.sampled[2] + 1) % 11
+    both = replace(wrong, sampled=put(wrong.sampled, 2, other))
+    told = [v.message for v in judge(bench, step, expected, both)]
+    assert told == [outside, f"token {other} was sampled at 2, and its logit is not the best"]
+
+
+@pytest.mark.parametrize("idle", [False, True])
+@pytest.mark.parametrize(
+    ("change", "seen"),
+    [(lambda ranks: ranks[:1], [0]), (lambda ranks: (*ranks, ranks[1]), [0, 1, 1])],
+    ids=["one is missing", "one is there twice"],
+)
+def test_every_rank_of_the_world_left_a_record(kit, prefill, change, seen, idle):
+    bench, step, expected, record = prefill()
+    if idle:
+        record, expected = kit.idle_record(bench.setup, kit.NONE), None
+    broken = replace(record, ranks=change(record.ranks))
+    found = [(v.contract, v.rank, v.tensor, v.message)
+             for v in judge(bench, step, expected, broken)]  # fmt: skip
+    message = f"ranks {seen} left a record of the step, expected all 2 of the world"
+    assert found == [("C7", None, "ranks", message)]
 
 
 @pytest.mark.parametrize("place", [None, 0, 2, 3, 5])

@@ -307,6 +307,7 @@ def test_without_a_window_nothing_goes_back(sound):
 def test_a_request_of_the_scenario_that_never_comes_is_named(sound):
     third = NewRequest(req_id="c", prompt_token_ids=(1,), max_tokens=1)
     sound.requests += (third,)
+    sound.more["arrivals"]["c"] = 3.5
     assert sound.found() == [(4, "new_requests", "request c of the scenario is never admitted")]
     assert sound.found(is_cut_short=True) == [], "it may come in a step that was cut off"
 
@@ -450,3 +451,219 @@ def test_idle_says_what_the_step_is(sound):
     assert Sound(sound.kit).alter(4, idle=False).found() == [
         (4, "idle", "idle is False in a step of 0 requests")
     ]
+
+
+# Whose turn it is
+
+
+def three(kit, **changes):
+    """a decodes; b and c come at 1 s, are both preempted at 2 s and come back, b before c."""
+    part = kit.scheduled
+    requests = [
+        NewRequest(req_id=name, prompt_token_ids=(1, 2), max_tokens=most)
+        for name, most in (("a", 4), ("b", 2), ("c", 2))
+    ]
+    a, b, c = requests
+    back = [change(b, num_generated=1), change(c, num_generated=1)]
+    again = [change(part(name, 3), prompt_len=2) for name in ("b", "c")]
+    steps = [
+        step(0, part("a", 2), new=[a], blocks={"a": (1,)}),
+        step(1, part("a", 1, 2, 2), part("b", 2), part("c", 2), new=[b, c],
+             blocks={"b": (2,), "c": (3,)}),
+        step(2, part("a", 1, 3, 2), preempted=("c", "b")),
+        step(3, part("a", 1, 4, 2), *again, new=back,
+             blocks={"a": (2,), "b": (3,), "c": (4,)}),
+        step(4, finished=("a", "b", "c")),
+    ]  # fmt: skip
+    for place, fields in changes.items():
+        at = int(place.removeprefix("at"))
+        steps[at] = change(steps[at], **fields)
+    return kit.plan_of(
+        steps,
+        arrivals={"a": 0.0, "b": 1.0, "c": 1.0},
+        num_blocks=5,
+        requests=tuple(requests),
+    )
+
+
+def told(plan):
+    return [(v.step, v.tensor, v.message) for v in plan_violations(plan)]
+
+
+def test_who_was_preempted_comes_back_in_the_order_of_admission(kit):
+    assert told(three(kit)) == []
+
+
+def test_who_came_first_is_admitted_first(kit):
+    one = three(kit).steps[1]
+    a, b, c = one.scheduled
+    swapped = {"new_requests": one.new_requests[::-1], "scheduled": (a, c, b)}
+    assert told(three(kit, at1=swapped)) == [
+        (1, "new_requests", "request c is admitted before request b, which came first"),
+        (2, "preempted_req_ids", "request c is preempted, and request b was admitted after it"),
+    ]
+
+
+def test_who_was_preempted_is_admitted_before_all_others(kit):
+    back = three(kit).steps[3]
+    a, b, c = back.scheduled
+    swapped = {"new_requests": back.new_requests[::-1], "scheduled": (a, c, b)}
+    assert told(three(kit, at3=swapped)) == [
+        (3, "new_requests", "request c is admitted before request b, which was preempted and is "
+         "first"),
+    ]  # fmt: skip
+
+
+def test_who_was_admitted_last_is_preempted_first(kit):
+    wrong = three(kit, at2={"preempted_req_ids": ("b", "c")})
+    assert told(wrong)[0] == (
+        2, "preempted_req_ids", "request b is preempted, and request c was admitted after it",
+    )  # fmt: skip
+
+
+def test_nobody_is_admitted_in_a_step_that_preempts(kit, sound):
+    sound.steps[3] = change(sound.steps[3], preempted_req_ids=("a",), finished_req_ids=())
+    assert (3, "new_requests", "request b is admitted in a step that preempts request a") in (
+        sound.found()
+    )
+
+
+def test_requests_of_a_step_stand_in_the_order_of_admission(kit):
+    plan = three(kit)
+    a, b, c = plan.steps[1].scheduled
+    assert told(three(kit, at1={"scheduled": (a, c, b)})) == [
+        (1, "scheduled", "request c stands before request b, which was admitted before it")
+    ]
+
+
+def test_a_decode_gets_its_token_in_every_step(kit):
+    plan = three(kit)
+    shares = plan.steps[1].scheduled
+    found = told(three(kit, at1={"scheduled": shares[1:]}))
+    assert found[0] == (1, "scheduled", "request a decodes and gets no token")
+
+
+def test_a_prefill_may_wait_for_the_decodes_before_it(kit):
+    """The budget of 2 tokens is the decodes'."""
+    scenario = Scenario(
+        name="narrow",
+        description="Two decodes leave nothing to the prompt behind them.",
+        requests=(
+            RequestEntry(prompt_len=1, output_len=6, count=2),
+            RequestEntry(prompt_len=5, output_len=2),
+        ),
+        limits=Limits(max_num_seqs=3, max_num_batched_tokens=3),
+    )
+    plan = make_plan(scenario, vocab_size=64)
+    assert max(len(one.scheduled) for one in plan.steps) == 3
+    assert told(plan) == []
+
+
+# Drafts
+
+
+def drafting(dynamic="off", **limits):
+    """Requests that end at max_model_len 32, where a decode has no room for three drafts."""
+    scenario = Scenario(
+        name="drafts",
+        description="Requests of all lengths up to the longest that there may be.",
+        requests=tuple(
+            RequestEntry(prompt_len=prompt, output_len=32 - prompt, at_step=prompt % 5)
+            for prompt in (20, 23, 26, 28, 29, 30, 31)
+        ),
+        limits=Limits(max_num_seqs=4, max_model_len=32, block_size=4, **limits),
+    )
+    return make_plan(scenario, vocab_size=64, num_speculative_tokens=3, dynamic_spec=dynamic)
+
+
+def decode_of(plan, count):
+    """(step, place) of the first decode with that many drafts."""
+    return next(
+        (one.index, place)
+        for one in plan.steps
+        for place, share in enumerate(one.scheduled)
+        if not share.is_prefilling and share.num_draft_tokens == count
+    )
+
+
+def with_count(plan, at, count):
+    share = plan.steps[at[0]].scheduled[at[1]]
+    fewer = change(
+        share,
+        num_draft_tokens=count,
+        num_scheduled_tokens=1 + count,
+        num_accepted_tokens=min(count, share.num_accepted_tokens),
+    )
+    shares = list(plan.steps[at[0]].scheduled)
+    shares[at[1]] = fewer
+    steps = list(plan.steps)
+    steps[at[0]] = change(steps[at[0]], scheduled=tuple(shares))
+    return share.req_id, change(plan, steps=tuple(steps))
+
+
+@pytest.mark.parametrize("dynamic", ["off", "step", "request"])
+@pytest.mark.parametrize("num_blocks", [257, 12])
+def test_the_scheduler_gives_each_decode_the_drafts_that_are_due(dynamic, num_blocks):
+    plan = drafting(dynamic, num_blocks=num_blocks)
+    decodes = [s for one in plan.steps for s in one.scheduled if not s.is_prefilling]
+    # The last output is never fed: the last decode stands one short of the end and has room.
+    counts = {1, 2, 3} if dynamic == "off" else {0, 1, 2, 3}
+    assert {share.num_draft_tokens for share in decodes} == counts
+    assert told(plan) == []
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "has", "wrong", "words"),
+    [
+        ("off", 3, 2, "verifies 2 drafts, 3 are due"),
+        ("off", 3, 4, "verifies 4 drafts, 3 are due"),
+        ("off", 1, 2, "verifies 2 drafts, 1 are due"),
+        ("request", 3, 4, "verifies 4 drafts, at most 3"),
+    ],
+)
+def test_another_number_of_drafts_is_named(dynamic, has, wrong, words):
+    plan = drafting(dynamic)
+    at = decode_of(plan, has)
+    name, wrong_plan = with_count(plan, at, wrong)
+    assert (at[0], "scheduled", f"request {name} {words}") in told(wrong_plan)
+    unsaid = told(change(wrong_plan, num_speculative_tokens=None))
+    assert not any(words in message for _, _, message in unsaid)
+
+
+def test_decodes_of_a_step_have_the_same_number_of_drafts():
+    plan = drafting("step")
+    at = next(
+        (one.index, place)
+        for one in plan.steps
+        for place, share in enumerate(one.scheduled)
+        if [s.num_draft_tokens for s in one.scheduled if not s.is_prefilling].count(2) > 1
+        and share.num_draft_tokens == 2
+    )
+    name, wrong = with_count(plan, at, 1)
+    words = f"request {name} verifies 1 drafts in a step of 2 each"
+    assert (at[0], "scheduled", words) in told(wrong)
+    assert words not in {message for _, _, message in told(change(wrong, dynamic_spec="request"))}
+
+
+# Arrivals
+
+
+@pytest.mark.parametrize(
+    ("at_s", "step_time_s", "first"),
+    [(3e-6, 3600.0, 1), (0.14, 0.02, 7), (0.05, 0.02, 3), (0.0, 0.02, 0), (0.7, 0.03, 24)],
+)
+def test_an_arrival_is_seen_by_one_rule_of_plan_and_audit(at_s, step_time_s, first):
+    scenario = Scenario(
+        name="late",
+        description="One request decodes while another arrives.",
+        requests=(
+            RequestEntry(prompt_len=1, output_len=30),
+            RequestEntry(prompt_len=1, output_len=1, at_s=at_s),
+        ),
+        step_time_s=step_time_s,
+    )
+    plan = make_plan(scenario, vocab_size=64)
+    (admitted,) = [one.index for one in plan.steps for new in one.new_requests
+                   if new.req_id == "r1"]  # fmt: skip
+    assert admitted == first
+    assert told(plan) == []

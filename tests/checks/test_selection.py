@@ -126,3 +126,13 @@ def test_a_dense_model_has_nothing_to_choose(kit):
     assert expected.selected is None
     view = StepView(plan=step, record=record, setup=setup, expected=expected)
     assert list(check_selection(view)) == []
+
+
+@pytest.mark.parametrize("token", [-1, VOCAB, 1 << 40])
+def test_from_a_token_that_the_model_lacks_on_nobody_knows(token):
+    tokens = np.random.default_rng(3).integers(0, VOCAB, 12)
+    right = select(tables(), tokens, 0)
+    tokens[7] = token
+    found = select(tables(), tokens, 0)
+    assert (found[:, :7] == right[:, :7]).all()
+    assert (found[:, 7:] == -2).all()

@@ -50,6 +50,27 @@ def test_it_is_none_where_nothing_depends_on_it(kit, index, full):
     assert said(bench, step, expected, record) == {("C10", "dispatch_num_reqs")}
 
 
+def test_its_reasons_are_its_own_and_what_can_be_told_of_them_is_true(kit):
+    """5 decodes on two ranks, 3 rows and tokens on the first; graphs are for queries of two."""
+    graphs = (kit.full(4, 2), kit.full(2, 2))
+    bench, step, expected, record = at(kit, 1, kit.NONE, graphs, pcp=2)
+
+    def is_said(reason, **traits):
+        missed = replace(record, miss_reason=reason)
+        return ("C10", "descriptor") in said(bench, step, expected, missed, **traits)
+
+    for reason, of_ours, of_theirs in (
+        ("no FULL graph with this query length", False, False),
+        ("the count is that of the whole batch", True, False),
+        ("queries are not uniform", True, False),
+        ("more requests than the largest FULL graph", True, False),  # 5 of them all, 4 in a graph
+        ("more tokens than the largest FULL graph", True, True),
+        ("batch has a prefill", True, True),
+    ):
+        assert is_said(reason) is of_ours, reason
+        assert is_said(reason, counts_whole_batch=True) is of_theirs, reason
+
+
 def test_token_counts_are_compared_all_the_same(kit):
     bench, step, expected, record = at(kit, 0, kit.NONE, (), pcp=2)
     record = kit.change_rank(record, 1, dispatch_num_tokens=1)
