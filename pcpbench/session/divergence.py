@@ -151,8 +151,10 @@ def make_case(
         return None
     # A timed run can be the only one to go wrong, and not the first of them; each runs over the
     # whole scenario.
-    timed = accusation.contract == "C14" and accusation.tensor == "sampled"
     end = plan.steps[-1].index
+    timed = (accusation.contract == "C14" and accusation.tensor == "sampled") or (
+        accusation.contract == "C0" and len(tokens) > end  # every step was judged before it raised
+    )
     last = end if timed else min(accusation.last_step, end)
     accusation = replace(accusation, last_step=min(accusation.last_step, end))
     cut = _first_steps(plan, last)

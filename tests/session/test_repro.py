@@ -8,7 +8,7 @@ import pytest
 
 from pcpbench import cli
 from pcpbench.engine.engine import Engine
-from pcpbench.errors import CannotMeasure
+from pcpbench.errors import CannotMeasure, EngineError
 from pcpbench.report.compare_files import CompareFiles
 from pcpbench.targets.builtin import BuiltinArm
 
@@ -146,6 +146,26 @@ def test_what_only_the_last_timed_repetition_shows_is_run_into_again(tmp_path, c
     starts.clear()
     assert cli.run(["repro", str(out)]) == 1
     assert "at the same place" in words(capsys.readouterr().out)
+
+
+def test_an_engine_that_raises_in_a_timed_run_alone_is_run_into_again(
+    tmp_path, capsys, monkeypatch
+):
+    execute = BuiltinArm.execute
+
+    def faulty(self, step, *given):
+        if self.label == "full" and step.index == 2 and not self.engine.keeps_evidence:
+            raise EngineError("the engine raised KeyError: 'slot' (at a/b.py:1)")
+        return execute(self, step, *given)
+
+    monkeypatch.setattr(BuiltinArm, "execute", faulty)
+    out = tmp_path / "run"
+    command = [*COMPARE, "--out", str(out)]
+    command[command.index("--repetitions") + 1] = "1"
+    assert cli.run(command) == 1
+    assert "Not reproduced" not in capsys.readouterr().out
+    assert cli.run(["repro", str(out)]) == 1
+    assert "KeyError: 'slot'" in words(capsys.readouterr().out)
 
 
 def test_an_engine_that_raises_is_what_was_found(run_dir, capsys, monkeypatch):
