@@ -152,7 +152,7 @@ class _PlanAudit:
             yield f"is admitted and {'runs already' if request.is_running else 'has finished'}"
         arrival = self._plan.arrivals_s.get(new.req_id, 0.0)
         if not has_arrived(arrival, step.time_s):
-            yield f"is admitted at {step.time_s:g} s and arrives at {arrival:g} s"
+            yield f"is admitted at {step.time_s:.15g} s and arrives at {arrival:.15g} s"
         found, right = len(new.prompt_token_ids), len(asked.prompt_token_ids)
         if found != right:
             yield f"enters with a prompt of {found} tokens, the scenario says {right}"

@@ -329,6 +329,10 @@ def test_an_arrival_is_waited_for(sound):
     assert sound.found() == [
         (1, "new_requests", "request b is admitted at 1 s and arrives at 1.5 s")
     ]
+    sound.more["arrivals"]["b"] = 1 + 1e-10
+    assert sound.found() == [
+        (1, "new_requests", "request b is admitted at 1 s and arrives at 1.0000000001 s")
+    ]
 
 
 @pytest.mark.parametrize(
