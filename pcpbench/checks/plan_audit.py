@@ -189,15 +189,9 @@ class _PlanAudit:
         if step.num_tokens > self._plan.max_num_batched_tokens:
             limit = self._plan.max_num_batched_tokens
             yield f"{step.num_tokens} tokens are scheduled, at most {limit}"
-        yield from self._order(step, names)
-
-    def _order(self, step: StepPlan, names: list[str]) -> Iterator[str]:
-        """Decodes stand before prefills, each in order of admission."""
         phases = [share.is_prefilling for share in step.scheduled]
         if phases != sorted(phases):
             yield f"request {names[phases.index(True)]} prefills and stands before a decode"
-        elif len(set(names)) == len(names):
-            yield from self._queue.order(names)
 
     def _decodes(self, req_id: str) -> bool:
         """Whether a request runs, has its prefill behind it and outputs ahead of it."""

@@ -2,14 +2,14 @@
 
 Owns the queue as the rules make it: requests come in the order of their arrival, and of the
 scenario's file where they arrive in one step; who is preempted stands at its head again. When
-blocks are so scarce that somebody must be preempted is not judged, nor how soon room is used.
+blocks are so scarce that somebody must be preempted is not judged, nor how soon room is used; and
+requests stand within a step as the target likes them (`Target.arrange`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator
 
 from pcpbench.plan import ScenarioPlan, StepPlan, has_arrived
 
@@ -61,14 +61,6 @@ class QueueAudit:
                 self._waiting.remove(new.req_id)
             self._preempted.discard(new.req_id)
             self._running.append(new.req_id)
-
-    def order(self, names: Sequence[str]) -> Iterator[str]:
-        """A step's requests, `names`, stand in the order of their admission."""
-        places = [self._running.index(name) for name in names if name in self._running]
-        for before, after in pairwise(places):
-            if before > after:
-                late, early = self._running[before], self._running[after]
-                yield f"request {late} stands before request {early}, which was admitted before it"
 
     def _drop(self, name: str) -> None:
         if name in self._running:
