@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Protocol, cast
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ from pcpbench.errors import MeasuredFailure
 from pcpbench.plan import ScenarioPlan, StepPlan
 from pcpbench.records import Notice, StepRecord, Violation
 from pcpbench.results import ArmSummary, PlaceDrift, ScenarioResult, StepAudit, StepDrift
+from pcpbench.session.placed_arm import PlacedArm
 from pcpbench.session.second_looks import SecondLooks
 from pcpbench.session.stand import Stand, kv_view
 from pcpbench.session.timing import time_arms
@@ -59,40 +60,6 @@ class _Nobody:
 
     def observe(self, *_: object) -> None:
         pass
-
-
-class _Placed:
-    """An arm in a pass whose errors name no place: its failures are told with their step.
-
-    Nothing stands between the clock and the arm but one call.
-    """
-
-    def __init__(self, arm: Arm, accuse: Callable[[Arm, StepPlan, MeasuredFailure], None]) -> None:
-        self._arm, self._accuse = arm, accuse
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._arm, name)
-
-    def start(self, plan: ScenarioPlan) -> None:
-        try:
-            self._arm.start(plan)
-        except MeasuredFailure as failure:
-            self._accuse(self._arm, plan.steps[0], failure)
-            raise
-
-    def execute(self, step: StepPlan, *fed: Sequence[int] | None) -> None:
-        try:
-            self._arm.execute(step, *fed)
-        except MeasuredFailure as failure:
-            self._accuse(self._arm, step, failure)
-            raise
-
-    def execute_watched(self, step: StepPlan, *given: Any) -> Any:
-        try:
-            return self._arm.execute_watched(step, *given)
-        except MeasuredFailure as failure:
-            self._accuse(self._arm, step, failure)
-            raise
 
 
 class Trial:
@@ -184,7 +151,7 @@ class Trial:
 
     def _time(self) -> None:
         """Time the arms; one that raises fails the scenario, and no time of it is kept."""
-        arms = [cast(Arm, _Placed(self.stand.arms[label], self._accuse_timed))
+        arms = [cast(Arm, PlacedArm(self.stand.arms[label], self._accuse_timed))
                 for label in self._timed]  # fmt: skip
         forced = self._tokens if self.teacher is not None else None
         drafts = self._drafts if self.teacher is not None else self._own_drafts()

@@ -276,10 +276,10 @@ def test_a_failure_is_a_failure_where_stdout_is_full(run, monkeypatch, sample_th
 
 def test_an_arm_in_a_pass_is_otherwise_the_arm_itself(bench):
     """What timing asks of an arm besides running it reaches the arm."""
-    from pcpbench.session.trial import _Placed
+    from pcpbench.session.placed_arm import PlacedArm
 
     arm = bench(SCENARIO_BENCH).stand.arms["full"]
-    placed = _Placed(arm, lambda *_: None)
+    placed = PlacedArm(arm, lambda *_: None)
     assert placed.label == "full"
     placed.keep_evidence(False)
     assert not arm.engine.keeps_evidence
