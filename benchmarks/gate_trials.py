@@ -37,12 +37,12 @@ from pcpbench.gate_jobs import SampleJob
 from pcpbench.gate_results import GateVerdict, worst
 from pcpbench.gate_rules import COUNTS, FULL_SHARE, effective_rules
 from pcpbench.gate_samples import JudgedScenario, ProcessSample
-from pcpbench.session.gathering import START_S
 from pcpbench.session.processes import sample_once
 
 GATES_OF_A_BASELINE = 20
-JUDGING_S, FLOORS_S = 10.0, 1.0
-"""Of a gate: until its first process starts; of a process: its kernel floors. Measured."""
+JUDGING_S, START_S, FLOORS_S = 10.0, 2.5, 1.3
+"""Measured: of a gate, until its first process starts; of a process, what is outside its own clock
+(2.0 to 3.0 s), and its kernel floors."""
 VERDICTS = (
     GateVerdict.REGRESSION,
     GateVerdict.UNDECIDED,

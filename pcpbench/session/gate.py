@@ -231,16 +231,23 @@ def _with_next_steps(findings: Sequence[Finding], run: Measured) -> tuple[Findin
     names = [j.scenario for j in run.judged if j.outcome == "fail" or j.scenario in timed]
     if not names:
         return tuple(findings)
-    command = run.job.comparison_of([_typed(name, run.job) for name in names])
+    command = run.job.comparison_of(_as_typed(names, run.job))
     return tuple(
         msgspec.structs.replace(finding, next_step=command) if is_broken([finding]) else finding
         for finding in findings
     )
 
 
-def _typed(name: str, job: SampleJob) -> str:
-    """A scenario as the command line has it: the file that it is in, where it is not shipped."""
-    return next((each for each in job.scenarios if name in (each, Path(each).stem)), name)
+def _as_typed(names: Sequence[str], job: SampleJob) -> Sequence[str]:
+    """Scenarios as the command line has them: by file, where they are not shipped.
+
+    A file may hold a scenario of another name; all that were typed are named then.
+    """
+    if not job.scenarios or "all" in job.scenarios:
+        return names
+    typed = {name: each for each in job.scenarios for name in (each, Path(each).stem)}
+    found = [typed[name] for name in names if name in typed]
+    return found if len(found) == len(names) else job.scenarios
 
 
 def _each_arm(baseline: Measured, run: Measured, findings: Sequence[Finding]) -> tuple[Notice, ...]:

@@ -16,6 +16,7 @@ from pcpbench.engine_options import EngineOptions
 from pcpbench.errors import CannotMeasure, UsageError
 from pcpbench.gate_defaults import DEFAULT_PROCESSES
 from pcpbench.gate_jobs import SampleJob
+from pcpbench.gate_rules import parse_rule
 from pcpbench.session import gate as gate_module
 from pcpbench.session import gathering, processes
 from pcpbench.session.baseline import read_measured, samples_bytes, write_baseline
@@ -312,6 +313,27 @@ def test_an_error_that_ends_a_gate_is_told_to_ci_as_well(world, monkeypatch, cap
     case = ET.parse(world.path / "out" / "junit.xml").getroot().find("testsuite/testcase")
     assert case.find("error").text == str(error)
     assert f"::error title=pcpbench gate::{error}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("typed", "names", "told"),
+    [
+        ((), ["s1-grow-shrink"], ["s1-grow-shrink"]),
+        (("all",), ["s1-grow-shrink"], ["s1-grow-shrink"]),
+        (("a/b.yaml", "c.yaml"), ["c"], ["c.yaml"]),
+        (("a/b.yaml", "c.yaml"), ["named otherwise"], ["a/b.yaml", "c.yaml"]),
+    ],
+)
+def test_the_command_that_shows_more_names_scenarios_as_they_were_typed(world, typed, names, told):
+    """By files, where they are not shipped: their names alone would be refused."""
+    judged = tuple(world.fake.judged(name, drifts=1, outcome="fail") for name in names)
+    job = msgspec.structs.replace(JOB, scenarios=typed)
+    run = msgspec.structs.replace(world.here, job=job, judged=judged)
+    bad = [gate_module.Finding(rule=parse_rule("drift:0"), scenario="", why="",
+                               verdict=gate_module.GateVerdict.REGRESSION, limit=0)]  # fmt: skip
+    (found,) = gate_module._with_next_steps(bad, run)
+    words = [word for name in told for word in ("--scenario", name)]
+    assert found.next_step == " ".join(["pcpbench compare eager full", *words, "--repetitions 0"])
 
 
 def test_a_judge_that_crashes_is_an_error(world):
