@@ -1,6 +1,10 @@
-"""What tests of several packages plant in the engine; and how Triton runs in this process."""
+"""What tests of several packages share: a fault, the browser for pages, how Triton runs here."""
 
+import json
 import os
+import re
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -130,3 +134,40 @@ class FakeGate:
 @pytest.fixture
 def fake():
     return FakeGate()
+
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
+
+
+@pytest.fixture
+def in_browser(tmp_path):
+    """Shows HTML in headless Chromium and returns what the page has put into its title as JSON.
+
+    Skips the test where there is none, before anything is rendered.
+    """
+    named = os.environ.get("PCPBENCH_BROWSER", "")
+    program = named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    if not program:
+        pytest.skip(
+            f"no browser: install one of {', '.join(BROWSERS)}, or set PCPBENCH_BROWSER to a "
+            "Chromium (131 or newer), to look at the page in it"
+        )
+
+    def show(text, size="1500,1000", *more):
+        probe = tmp_path / "probe.html"
+        probe.write_text(text, encoding="utf-8")
+        flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+                 "--disable-background-networking", "--disable-component-update", "--disable-sync",
+                 f"--user-data-dir={tmp_path / 'profile'}", f"--window-size={size}",
+                 "--virtual-time-budget=5000"]  # fmt: skip
+        done = subprocess.run(
+            [program, *flags, *more, "--dump-dom", probe.as_uri()],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        title = re.search(r"<title>(.*?)</title>", done.stdout)
+        assert title, done.stderr
+        return json.loads(title.group(1).replace("&quot;", '"'))
+
+    return show

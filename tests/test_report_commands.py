@@ -1,10 +1,8 @@
 """`pcpbench report` and `pcpbench trace` on a real run: what they make, refuse and leave alone."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
 from collections import defaultdict
 from html.parser import HTMLParser
 from pathlib import Path
@@ -438,7 +436,6 @@ def test_a_run_that_was_not_timed_has_no_trace(run_dir, capsys):
 
 # ----------------------------------------------------------------------------------------- browser
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 PROBE = """<!doctype html><title>waiting</title><body style="margin:0"><iframe
  style="border:0;width:{width}px;height:900px" srcdoc="{page}"></iframe><script>
 addEventListener('message', event => {{ document.title = event.data; }});
@@ -460,39 +457,15 @@ parent.postMessage(JSON.stringify({{
 </script>"""
 
 
-def browser():
-    named = os.environ.get("PCPBENCH_BROWSER", "")
-    found = named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if not found:
-        pytest.skip(
-            f"no browser: install one of {', '.join(BROWSERS)}, or set PCPBENCH_BROWSER to a "
-            "Chromium, to look at the page in it"
-        )
-    return found
-
-
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1400, 390])
-def test_the_page_in_a_browser(page_text, tmp_path, width, dark):
-    program = browser()
+def test_the_page_in_a_browser(page_text, in_browser, width, dark):
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page_text)
     page = page.replace("</body>", MEASURE.format() + "</body>")
     quoted = page.replace("&", "&amp;").replace('"', "&quot;")
-    (tmp_path / "probe.html").write_text(PROBE.format(width=width, page=quoted))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1500,1000",
-             "--virtual-time-budget=5000",
-             f"--blink-settings=preferredColorScheme={0 if dark else 1}"]  # fmt: skip
-    done = subprocess.run(
-        [program, *flags, "--dump-dom", (tmp_path / "probe.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title, done.stderr
-    seen = json.loads(title.group(1).replace("&quot;", '"'))
+    probe = PROBE.format(width=width, page=quoted)
+    scheme = f"--blink-settings=preferredColorScheme={0 if dark else 1}"
+    seen = in_browser(probe, "1500,1000", scheme)
     assert seen["width"] == pytest.approx(width, abs=20)
     assert seen["scroll"] <= seen["width"], "the page scrolls sideways"
     assert seen["plots"] >= 8

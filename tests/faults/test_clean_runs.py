@@ -6,7 +6,6 @@ import pytest
 from msgspec.structs import replace
 
 from pcpbench import cli
-from pcpbench.engine.engine import Engine
 from pcpbench.engine_options import EngineOptions
 from pcpbench.fault_results import CleanOutcome, CleanResult, CleanRun
 from pcpbench.scenarios.loader import shipped_names
@@ -84,16 +83,9 @@ def test_a_run_that_compares_nothing_is_no_alarm_and_no_pass(one_draw, monkeypat
     assert uncut.command in printed
 
 
-def test_a_run_that_no_memory_was_left_for_leaves_the_others(one_draw, monkeypatch, capsys):
-    execute, num_runs = Engine.execute, []
-
-    def starved(*arguments):
-        num_runs.append(1)
-        if len(num_runs) == 1:
-            raise RuntimeError("std::bad_alloc")
-        return execute(*arguments)
-
-    monkeypatch.setattr(Engine, "execute", starved)
+def test_a_run_that_no_memory_was_left_for_leaves_the_others(
+    one_draw, no_memory_at_first, monkeypatch, capsys
+):
     draws(monkeypatch, one_draw, one_draw)
     assert cli.run(["faults", "clean"]) == 3
     printed = " ".join(capsys.readouterr().out.split())

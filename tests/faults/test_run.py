@@ -119,24 +119,15 @@ def test_a_fault_that_no_memory_was_left_for_keeps_the_run_from_a_pass(monkeypat
 
 
 def test_a_clean_run_that_no_memory_was_left_for_is_a_row_and_the_faults_still_run(
-    monkeypatch, capsys
+    no_memory_at_first, monkeypatch, capsys
 ):
-    execute, num_runs = Engine.execute, []
-
-    def starved(*arguments):
-        num_runs.append(1)
-        if len(num_runs) == 1:
-            raise RuntimeError("std::bad_alloc")
-        return execute(*arguments)
-
-    monkeypatch.setattr(Engine, "execute", starved)
     assert run_with(monkeypatch, SOUND, arguments=["--json"]) == 3
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert [run["outcome"] for run in found["clean"]] == ["no memory", "clean"]
     assert [run["verdict"] for run in found["runs"]] == ["caught"]
     assert "No memory there is not enough memory: std::bad_alloc" in " ".join(printed.err.split())
-    num_runs.clear()
+    no_memory_at_first.clear()
     assert run_with(monkeypatch, replace(SOUND, name="no", inject=planted(harmless))) == 1
     printed = " ".join(capsys.readouterr().out.split())
     assert "0 false alarms over 1 clean run" in printed

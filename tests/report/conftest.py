@@ -560,3 +560,19 @@ def make() -> SimpleNamespace:
         render=render,
         unwrapped=lambda text: re.sub(r"\s+", " ", text),
     )
+
+
+@pytest.fixture
+def figures(monkeypatch):
+    """Matplotlib's figures in the order in which plots were drawn."""
+    from pcpbench.report.page import gate_plots, plots
+
+    drawn = []
+
+    def keep(figure, title, desc):
+        drawn.append(figure)
+        return "<svg></svg>"
+
+    for module in (plots, gate_plots):
+        monkeypatch.setattr(module, "to_svg", keep)
+    return drawn

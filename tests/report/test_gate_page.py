@@ -18,7 +18,6 @@ from pcpbench.records import Environment
 from pcpbench.report.csv_files import header, lines
 from pcpbench.report.gate_columns import GATE
 from pcpbench.report.gate_files import gate_row
-from pcpbench.report.page import gate_plots, plots
 from pcpbench.report.page.gate import VALUED, asked, gate_told
 from pcpbench.report.page.gate_lines import read_lines
 from pcpbench.report.page.gate_trend import gate_trend_section
@@ -59,20 +58,6 @@ def store(tmp_path, fake):
         return path
 
     return write
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """Matplotlib's figures in the order in which plots were drawn."""
-    drawn = []
-
-    def keep(figure, title, desc):
-        drawn.append(figure)
-        return "<svg></svg>"
-
-    for module in (plots, gate_plots):
-        monkeypatch.setattr(module, "to_svg", keep)
-    return drawn
 
 
 def finding(rule="tpot:2.5%", verdict=GateVerdict.PASS, scenario="s", **numbers):

@@ -51,19 +51,6 @@ def store(tmp_path):
     return write
 
 
-@pytest.fixture
-def figures(monkeypatch):
-    """Matplotlib's figures in the order in which plots were drawn."""
-    drawn = []
-
-    def keep(figure, title, desc):
-        drawn.append(figure)
-        return "<svg></svg>"
-
-    monkeypatch.setattr(plots, "to_svg", keep)
-    return drawn
-
-
 def compare_of(path):
     return StoredCompare(read_run(path))
 

@@ -1,10 +1,7 @@
 """What is on paper of a page whose tables are folded away on a screen."""
 
 import json
-import os
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -14,7 +11,6 @@ from pcpbench.report.page.page import render_page
 from pcpbench.report.stored import read_run
 
 STYLE = (Path(page_module.__file__).parent / "page.css").read_text(encoding="utf-8")
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 LOOK = """<script>
 const seen = () => [...document.querySelectorAll('details table')].map(one =>
   one.checkVisibility() && one.getBoundingClientRect().height > 0);
@@ -76,29 +72,9 @@ def test_folded_tables_are_unfolded_for_paper_and_none_is_cut(text):
     assert "details-content" not in screen, "on a screen they stay folded"
 
 
-def test_a_folded_table_on_paper_in_a_browser(text, tmp_path):
-    named = os.environ.get("PCPBENCH_BROWSER", "")
-    program = named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    if not program:
-        pytest.skip(
-            f"no browser: install one of {', '.join(BROWSERS)} (131 or newer), or set "
-            "PCPBENCH_BROWSER to a Chromium, to look at the page on paper"
-        )
+def test_a_folded_table_on_paper_in_a_browser(text, in_browser):
     page = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", text)
-    (tmp_path / "probe.html").write_text(page.replace("</body>", LOOK + "</body>"))
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-             "--disable-background-networking", "--disable-component-update", "--disable-sync",
-             f"--user-data-dir={tmp_path / 'profile'}", "--window-size=800,1000",
-             "--virtual-time-budget=5000"]  # fmt: skip
-    done = subprocess.run(
-        [program, *flags, "--dump-dom", (tmp_path / "probe.html").as_uri()],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    title = re.search(r"<title>(.*?)</title>", done.stdout)
-    assert title, done.stderr
-    seen = json.loads(title.group(1))
+    seen = in_browser(page.replace("</body>", LOOK + "</body>"), "800,1000")
     assert seen["screen"]
     assert not any(seen["screen"]), "on a screen they are folded"
     assert all(seen["paper"]), "on paper they are not"
